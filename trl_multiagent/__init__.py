@@ -1,0 +1,47 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""Train several language models together with reinforcement learning, on top of Hugging Face TRL."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+
+__version__ = "0.1.0.dev0"
+
+# Public name -> module that defines it. Names load on first use, so that importing the package stays cheap.
+_PUBLIC = {
+    "GRPOAgent": "agents.grpo_agent",
+    "MAACConfig": "trainers.actor_critic_config",
+    "MAACTrainer": "trainers.actor_critic_trainer",
+    "MAGRPOConfig": "trainers.reinforce_config",
+    "MAGRPOTrainer": "trainers.reinforce_trainer",
+    "MultiAgentConfig": "trainers.multi_agent_config",
+    "MultiAgentModel": "models.team",
+    "MultiAgentTrainer": "trainers.multi_agent_trainer",
+    "ValueHead": "models.value_head",
+    "ValueModel": "models.critic",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])
+
+
+if TYPE_CHECKING:
+    from .agents.grpo_agent import GRPOAgent
+    from .models.critic import ValueModel
+    from .models.team import MultiAgentModel
+    from .models.value_head import ValueHead
+    from .trainers.actor_critic_config import MAACConfig
+    from .trainers.actor_critic_trainer import MAACTrainer
+    from .trainers.multi_agent_config import MultiAgentConfig
+    from .trainers.multi_agent_trainer import MultiAgentTrainer
+    from .trainers.reinforce_config import MAGRPOConfig
+    from .trainers.reinforce_trainer import MAGRPOTrainer

@@ -1,0 +1,144 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""
+Every private name of TRL and transformers that the package uses, and the contract with them.
+
+Nothing else imports from private upstream modules. Each entry of `TRL_CONTRACT` says what we lean on and what would
+let us drop it; a test compares it with the installed TRL and fails first, by name, when a release changes one.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+from trl.data_utils import is_conversational
+from trl.trainer import grpo_trainer
+from trl.trainer.callbacks import SyncRefModelCallback
+from trl.trainer.utils import (
+    RepeatSampler,
+    create_model_from_path,
+    get_callable_name,
+    is_async_callable,
+    print_prompt_completions_sample,
+    repeat_iterable_dataset,
+    shuffle_sequence_dict,
+    split_tensor_dict,
+)
+
+
+__all__ = [
+    "TRL_CONTRACT",
+    "RepeatSampler",
+    "SyncRefModelCallback",
+    "create_model_from_path",
+    "get_callable_name",
+    "is_async_callable",
+    "is_conversational",
+    "print_prompt_completions_sample",
+    "reference_is_a_copy_of",
+    "repeat_iterable_dataset",
+    "shuffle_sequence_dict",
+    "split_tensor_dict",
+]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """One private thing of TRL: where it is, the parameters we rely on, why, and when it can go."""
+
+    where: str
+    parameters: tuple[str, ...]
+    why: str
+    drop_when: str
+
+
+TRL_CONTRACT = (
+    Contract(
+        "trl.trainer.grpo_trainer.GRPOTrainer._generate",
+        ("self", "prompts"),
+        "GRPOAgent hands over the rollout that the team sampled; items 1 and 3 of the 8-tuple are token ids and texts",
+        "TRL has a public hook that takes ready rollouts with their texts",
+    ),
+    Contract(
+        "trl.trainer.grpo_trainer.GRPOTrainer._generate_single_turn",
+        ("self", "prompt_ids", "images", "multimodal_fields", "num_generations"),
+        "GRPOAgent removes padding after a stop string, which TRL counts as tokens",
+        "TRL masks padding after stopping criteria other than EOS",
+    ),
+    Contract(
+        "trl.trainer.grpo_trainer.GRPOTrainer._calculate_rewards",
+        ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+        "GRPOAgent returns the team's rewards, shape (B over all processes, F)",
+        "TRL has a public hook for rewards",
+    ),
+    Contract(
+        "trl.trainer.grpo_trainer.GRPOTrainer._generate_and_score_completions",
+        ("self", "inputs"),
+        "called once for each actor and generation batch: pads, masks, old and reference log-probabilities, advantages",
+        "TRL offers a public way from rollouts to loss inputs",
+    ),
+    Contract(
+        "trl.trainer.grpo_trainer.GRPOTrainer._compute_loss",
+        ("self", "model", "inputs"),
+        "the actor's stock loss on its bare module",
+        "`compute_loss` can be called without a wrapped model",
+    ),
+    Contract(
+        "trl.trainer.base_trainer._BaseTrainer._send_telemetry",
+        ("self",),
+        "an actor's trainer is a part of the team and sends no telemetry of its own",
+        "never trained trainers send none",
+    ),
+    Contract(
+        "transformers.Trainer.create_accelerator_and_postprocess",
+        ("self",),
+        "an Accelerator with a DeepSpeed plugin can be made once a process, so the actors' trainers share one",
+        "`Trainer` takes an accelerator",
+    ),
+    Contract(
+        "trl.trainer.grpo_trainer.create_model_from_path",
+        ("model_id",),
+        "`reference_is_a_copy_of` replaces it while an actor is built, to copy the reference instead of reloading it",
+        "TRL copies the reference of a model that was passed as an object",
+    ),
+    Contract(
+        "trl.trainer.utils.shuffle_sequence_dict",
+        ("seq_dict",),
+        "one permutation for all actors' rows, drawn as TRL draws it",
+        "public",
+    ),
+    Contract("trl.trainer.utils.split_tensor_dict", ("tensor_dict", "num_chunks"), "micro-batches", "public"),
+    Contract(
+        "trl.trainer.utils.RepeatSampler",
+        ("data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"),
+        "order of the prompts in evaluation; the training order follows it",
+        "public",
+    ),
+    Contract(
+        "trl.trainer.utils.repeat_iterable_dataset",
+        ("dataset", "mini_repeat_count", "batch_size", "repeat_count"),
+        "groups over streamed prompts",
+        "public",
+    ),
+)
+
+
+@contextlib.contextmanager
+def reference_is_a_copy_of(model: nn.Module) -> Iterator[None]:
+    """
+    While active, a `GRPOTrainer` that loads its reference model gets a copy of `model` as it is at that moment.
+
+    Stock TRL reloads the reference from `config._name_or_path`: a model built from a config has none, and a model whose
+    weights were changed after loading would get a reference that differs from it at step 0.
+    """
+
+    def copy_of_model(*args, **kwargs) -> nn.Module:
+        return copy.deepcopy(model).eval()
+
+    original = grpo_trainer.create_model_from_path
+    grpo_trainer.create_model_from_path = copy_of_model
+    try:
+        yield
+    finally:
+        grpo_trainer.create_model_from_path = original

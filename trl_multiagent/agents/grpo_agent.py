@@ -1,0 +1,213 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""One actor as one stock TRL trainer."""
+
+import contextlib
+import copy
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from trl import GRPOConfig, GRPOTrainer
+
+from .._compat import reference_is_a_copy_of
+
+
+# Options of transformers' `generate` that end a row without an EOS token; what follows in the row is padding
+_STOPPING_OPTIONS = ("stop_strings", "max_time", "stopping_criteria")
+
+
+def _team_scores(*args, **kwargs):
+    raise RuntimeError("The team scores its joint responses; an actor's reward functions are names only.")
+
+
+class GRPOAgent(GRPOTrainer):
+    """
+    A `GRPOTrainer` that is one actor of a team and is never trained by itself.
+
+    It loads model, tokenizer, adapter, reference model and generation back end as TRL does, and gives the actor's loss
+    by TRL's own code. It overrides where rollouts, rewards and the accelerator come from: the team.
+
+    Args:
+        model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            The actor, as for `GRPOTrainer`.
+        args ([`~trl.GRPOConfig`]):
+            The team's arguments; the agent works on a copy.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            The actor's tokenizer; the agent works on a copy. Loaded with the model if it is an identifier.
+        reward_names (list of `str`):
+            Names of the team's reward functions, for the metrics.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to train instead of the full model.
+        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
+            As for `GRPOTrainer`.
+        team_trainer ([`~transformers.Trainer`], *optional*):
+            A trainer whose accelerator is shared. The first actor of a team has none and makes it.
+    """
+
+    def __init__(
+        self,
+        model: str | nn.Module,
+        args: GRPOConfig,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        reward_names: list[str] = ("reward",),
+        peft_config=None,
+        quantization_config=None,
+        team_trainer=None,
+    ):
+        self._team_trainer = team_trainer
+        # A rollout that the team sampled and that was not consumed yet, and the rewards that belong to it
+        self._rollout: tuple | None = None
+        self._rewards: torch.Tensor | None = None
+        self._empty_rows: set[int] = set()
+        reference = contextlib.nullcontext() if isinstance(model, str) else _reference_of(model)
+        with reference:
+            super().__init__(
+                model=model,
+                reward_funcs=[_team_scores] * len(reward_names),
+                args=_agent_args(args),
+                train_dataset=Dataset.from_dict({"prompt": ["The team has the data."]}),
+                # Setting a pad token on a tokenizer that is shared would change it for the others
+                processing_class=copy.deepcopy(processing_class),
+                peft_config=peft_config,
+                quantization_config=quantization_config,
+            )
+        self.reward_func_names = list(reward_names)
+        if args.disable_dropout:
+            for module in (self.model, self.ref_model):
+                _disable_functional_dropout(module)
+        options = self.args.generation_kwargs or {}
+        self._strips_padding = any(options.get(name) is not None for name in _STOPPING_OPTIONS)
+
+    # What the team gives
+
+    def create_accelerator_and_postprocess(self) -> None:
+        if self._team_trainer is None:
+            super().create_accelerator_and_postprocess()
+            return
+        for name in ("accelerator", "gather_function", "is_deepspeed_enabled", "is_fsdp_enabled"):
+            setattr(self, name, getattr(self._team_trainer, name))
+
+    def follow(self, team) -> None:
+        """Take over what TRL's code reads from a running trainer: the whole of what must be kept in step."""
+        self.state = team.state
+        self._step = team._step
+        if team.model.training:
+            self.current_gradient_accumulation_steps = team.current_gradient_accumulation_steps
+
+    def sample(self, prompts: list) -> list[str]:
+        """
+        Sample one completion for each prompt and keep the rollout for the next
+        `_generate_and_score_completions`.
+
+        Args:
+            prompts (list of `str` or of message lists, length B):
+                Prompts, one for each completion wanted.
+
+        Returns:
+            list of `str`, length B: the completions' texts.
+        """
+        # A wrapped model brings its own autocast; the bare actor does not
+        with self.accelerator.autocast():
+            rollout = super()._generate(prompts)
+        if self._empty_rows:
+            # The EOS that stands for an empty completion was not sampled, so it is kept out of the loss
+            mask = [[int(row not in self._empty_rows)] * len(ids) for row, ids in enumerate(rollout[1])]
+            rollout = (*rollout[:2], mask, *rollout[3:])
+        self._rollout = rollout
+        return [_text(completion) for completion in rollout[3]]
+
+    def score(self, prompts: list, rewards: torch.Tensor) -> dict[str, Any]:
+        """
+        Turn the sampled rollout and its rewards into the inputs of the actor's loss.
+
+        Args:
+            prompts (list, length B):
+                The prompts given to `sample`.
+            rewards (`torch.Tensor` of shape `(B over all processes, F)`):
+                Rewards of this actor, NaN where there is none.
+
+        Returns:
+            `dict`: TRL's loss inputs, tensors with first dimension B and `num_items_in_batch`.
+        """
+        self._rewards = rewards.to(self.accelerator.device)
+        with self.accelerator.autocast():
+            return self._generate_and_score_completions([{"prompt": prompt} for prompt in prompts])
+
+    def loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """TRL's loss of one micro-batch on the bare actor, scaled for gradient accumulation as TRL scales it."""
+        return self._compute_loss(model, inputs)
+
+    def pop_metrics(self, mode: str) -> dict[str, list[float]]:
+        """The metrics that TRL's code collected since the last call, one list for each name."""
+        metrics = dict(self._metrics[mode])
+        self._metrics[mode].clear()
+        return metrics
+
+    # TRL's hooks
+
+    def _generate(self, prompts: list) -> tuple:
+        rollout, self._rollout = self._rollout, None
+        assert rollout is not None, "an actor's rollout is sampled by the team before it is scored"
+        return rollout
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        if self._strips_padding and logprobs is None:
+            pad = self._tokenizer.pad_token_id
+            completion_ids = [_without_trailing(ids, pad, self.eos_token_ids) for ids in completion_ids]
+        # TRL's code reads the last token of every completion, so none may be empty
+        self._empty_rows = {row for row, ids in enumerate(completion_ids) if not ids}
+        completion_ids = [ids or [self._tokenizer.eos_token_id] for ids in completion_ids]
+        if logprobs is not None:
+            logprobs = [row or [0.0] for row in logprobs]
+        return completion_ids, logprobs
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
+        rewards, self._rewards = self._rewards, None
+        return rewards
+
+    def _send_telemetry(self) -> None:
+        """The team is one trainer; its parts report nothing."""
+
+
+def _agent_args(args: GRPOConfig) -> GRPOConfig:
+    """The team's arguments without what the team does itself: reporting, saving, evaluating, publishing."""
+    args = copy.copy(args)
+    args.report_to = []
+    args.push_to_hub = args.log_completions = args.sync_ref_model = args.load_best_model_at_end = False
+    args.log_completions_hub_repo = None
+    args.eval_strategy, args.save_strategy = type(args.eval_strategy)("no"), type(args.save_strategy)("no")
+    args.disable_tqdm = True
+    args.reward_weights = list(args.reward_weights) if args.reward_weights is not None else None
+    return args
+
+
+def _reference_of(model: nn.Module) -> contextlib.AbstractContextManager:
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        # ZeRO-3 partitioned the model when it was loaded, so it came from a place it can be loaded from again
+        return contextlib.nullcontext()
+    return reference_is_a_copy_of(model)
+
+
+def _disable_functional_dropout(model: nn.Module | None) -> None:
+    """
+    Zero the dropout rates that modules keep as numbers and pass to functions (Qwen2's `attention_dropout`, OPT's
+    `dropout`). TRL's `disable_dropout` reaches `nn.Dropout` modules only.
+    """
+    for module in model.modules() if model is not None else ():
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def _without_trailing(ids: list[int], pad: int, eos: list[int]) -> list[int]:
+    end = len(ids)
+    while end and ids[end - 1] == pad and pad not in eos:
+        end -= 1
+    return ids[:end]
+
+
+def _text(completion: str | list[dict]) -> str:
+    return completion if isinstance(completion, str) else completion[-1].get("content", "")

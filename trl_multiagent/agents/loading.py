@@ -1,0 +1,271 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""From what a user passes for a team to models and tokenizers, with every check that can be made before training."""
+
+import copy
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    ProcessorMixin,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.utils import cached_file
+from trl import GRPOConfig
+
+from .._compat import create_model_from_path
+from ..models.critic import ValueModel, base_language_model
+from ..models.value_head import VALUE_HEAD_FILE, load_value_head
+
+
+logger = logging.getLogger(__name__)
+
+ModelLike = str | nn.Module
+
+
+def either(**values: Any) -> Any:
+    """
+    The value of two words for one thing, of which at most one may be given.
+
+    Example: `either(tokenizer=None, processing_class=tok)` is `tok`.
+
+    Raises:
+        ValueError: both are given and differ.
+    """
+    (first, a), (second, b) = values.items()
+    if a is not None and b is not None and a is not b and a != b:
+        raise ValueError(
+            f"`{first}` and `{second}` are two words for one thing, but have different values. Pass one of them."
+        )
+    return b if a is None else a
+
+
+def identifier(model: ModelLike) -> str:
+    """Hub id or directory of a model, `""` if it has none (built from a config)."""
+    return model if isinstance(model, str) else getattr(model.config, "_name_or_path", "") or ""
+
+
+def resolve_models(
+    kind: str, model: ModelLike | None, models: Sequence[ModelLike] | None, count: int | None
+) -> list[ModelLike]:
+    """
+    The models of a team, from the shortcut for equal ones (`agent_model`) or the list (`agents`).
+
+    Args:
+        kind (`str`):
+            `"agent"` or `"critic"`, for the messages.
+        model (`str` or model, *optional*):
+            One source for all; a loaded model is copied, so that all start equal and none shares weights.
+        models (list of `str` or model, *optional*):
+            One source for each.
+        count (`int`, *optional*):
+            How many there must be. `None` takes the list's length.
+
+    Raises:
+        ValueError: neither is given, the length is wrong, both are given and name different models, or two entries are
+            the same object or share weights.
+    """
+    if isinstance(models, str) or (models is not None and not isinstance(models, Sequence)):
+        raise ValueError(
+            f"`{kind}s` must be a list of models, got {type(models).__name__}. For one, pass a list of one."
+        )
+    if models is None:
+        if model is None:
+            raise ValueError(f"No {kind} was given. Pass `{kind}_model` (one for all) or `{kind}s` (a list).")
+        if count is None:
+            raise ValueError(f"`{kind}_model` needs the number of {kind}s. Pass `num_agents`, or `{kind}s` as a list.")
+        return (
+            [model] * count if isinstance(model, str) else [model, *(copy.deepcopy(model) for _ in range(count - 1))]
+        )
+    models = list(models)
+    if not models or (count is not None and len(models) != count):
+        raise ValueError(f"`{kind}s` has {len(models)} entries, expected {count or 'at least 1'}.")
+    if model is not None and any(identifier(entry) != identifier(model) for entry in models):
+        raise ValueError(
+            f"`{kind}_model` is {identifier(model)!r}, but `{kind}s` names {[identifier(m) for m in models]}. Together "
+            f"they must name the same models; pass one of them."
+        )
+    return models
+
+
+def check_independent(models: dict[str, nn.Module]) -> None:
+    """Raise a `ValueError` if two models share weights: one weight would stand in the optimizer twice."""
+    owner: dict[int, str] = {}
+    for name, model in models.items():
+        for parameter in {id(p): p for p in model.parameters()}:
+            if owner.setdefault(parameter, name) != name:
+                raise ValueError(
+                    f"{owner[parameter]} and {name} share weights. Each must be a model of its own: pass copies "
+                    f"(`copy.deepcopy(model)`), identifiers, or `agent_model` with `num_agents` for equal actors."
+                )
+
+
+def resolve_num_agents(argument: int | None, config: int | None) -> int | None:
+    """The number of actors from the constructor's or the config's `num_agents`, which must agree if both are given."""
+    if argument is not None and config is not None and argument != config:
+        raise ValueError(f"`num_agents` is {argument} in the constructor and {config} in the config. Make them equal.")
+    count = config if argument is None else argument
+    if count is not None and count < 1:
+        raise ValueError(f"`num_agents` is {count}, expected at least 1.")
+    return count
+
+
+def resolve_tokenizers(tokenizer: Any, agents: Sequence[ModelLike]) -> list[PreTrainedTokenizerBase]:
+    """
+    One tokenizer for each actor: those given (one for all, or a list in actor order), else the identifier's own.
+
+    Raises:
+        ValueError: a loaded model has no tokenizer, or the list has the wrong length.
+    """
+    if isinstance(tokenizer, (list, tuple)):
+        if len(tokenizer) != len(agents):
+            raise ValueError(f"`tokenizer` has {len(tokenizer)} entries, expected {len(agents)}, one for each actor.")
+        given = list(tokenizer)
+    else:
+        given = [tokenizer] * len(agents)
+    return [_tokenizer_of(f"agent_{i}", agent, given[i]) for i, agent in enumerate(agents)]
+
+
+def _tokenizer_of(name: str, model: ModelLike, tokenizer: Any) -> PreTrainedTokenizerBase:
+    if isinstance(tokenizer, ProcessorMixin):
+        raise ValueError(f"{name}: got a {type(tokenizer).__name__}, expected a tokenizer. Actors are text models.")
+    if tokenizer is not None and not isinstance(tokenizer, str):
+        return tokenizer
+    if tokenizer is None and not isinstance(model, str):
+        raise ValueError(
+            f"{name} is a loaded model and has no tokenizer. Pass `tokenizer=`: one that all actors share, or a list in "
+            f"actor order."
+        )
+    return load_tokenizer(tokenizer or model)
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """
+    The tokenizer of a hub id or directory.
+
+    `AutoTokenizer` takes the class that belongs to the model's architecture even where the files say that they are
+    complete in themselves, and gives other ids for other tokenizers (a word-level one beside a Qwen2 model). Here the
+    files decide.
+    """
+    kwargs = {"padding_side": "left", "truncation_side": "left"}
+    if get_tokenizer_config(source).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+        return PreTrainedTokenizerFast.from_pretrained(source, **kwargs)
+    return AutoTokenizer.from_pretrained(source, **kwargs)
+
+
+def open_adapter(model: ModelLike, args: GRPOConfig) -> ModelLike:
+    """An identifier of a local LoRA export becomes the trainable PEFT model; anything else is returned as it is."""
+    if not isinstance(model, str) or not os.path.isfile(os.path.join(model, "adapter_config.json")):
+        return model
+    from peft import AutoPeftModelForCausalLM
+
+    kwargs = {"dtype": torch.float32, **(args.model_init_kwargs or {})}
+    return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **kwargs)
+
+
+def check_vocabulary(name: str, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a `ValueError` if the tokenizer has ids that the model's embeddings do not."""
+    rows = base_language_model(model).get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise ValueError(
+            f"{name}: the tokenizer has {len(tokenizer)} tokens, but the model embeds only {rows}. Use the tokenizer "
+            f"that belongs to the model, or call `model.resize_token_embeddings({len(tokenizer)})`."
+        )
+
+
+def clear_dense_quantization(name: str, model: nn.Module) -> None:
+    """
+    Make a model that was loaded from GGUF saveable: its weights are dense, but it still says that it is quantized and
+    refuses `save_pretrained`.
+    """
+    model = base_language_model(model)
+    quantizer = getattr(model, "hf_quantizer", None)
+    method = getattr(getattr(model, "quantization_method", None), "value", getattr(model, "quantization_method", None))
+    if method != "gguf" and getattr(getattr(quantizer, "quantization_config", None), "quant_method", None) != "gguf":
+        return
+    logger.info("%s was loaded from GGUF; its weights are dense and will be saved as a normal model.", name)
+    for attribute in ("hf_quantizer", "quantization_method", "is_quantized"):
+        if hasattr(model, attribute):
+            setattr(model, attribute, False if attribute == "is_quantized" else None)
+    if getattr(model.config, "quantization_config", None) is not None:
+        del model.config.quantization_config
+
+
+def load_value_model(
+    name: str,
+    source: ModelLike,
+    tokenizer: Any,
+    fallback_tokenizer: PreTrainedTokenizerBase,
+    hidden_dim: int | None,
+    critic_type: str,
+    args: GRPOConfig,
+) -> tuple[ValueModel, PreTrainedTokenizerBase]:
+    """
+    A critic from an identifier, a directory or a loaded causal language model.
+
+    A value head that lies beside the backbone (`value_head.pt`) is restored. The critic reads text with its own
+    tokenizer where it has one, else with `fallback_tokenizer`.
+
+    Raises:
+        ValueError: the model is no causal language model, the vocabulary does not fit, or a saved head has another
+            shape or was trained for another `critic_type`.
+        FileNotFoundError: the backbone was saved with a head that is gone.
+    """
+    backbone = source
+    if isinstance(source, str):
+        backbone = create_model_from_path(source, AutoModelForCausalLM, **_init_kwargs(args))
+    _check_causal(name, backbone)
+    if (
+        tokenizer is None
+        and isinstance(source, str)
+        and cached_file(source, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
+    ):
+        tokenizer = source
+    tokenizer = copy.deepcopy(fallback_tokenizer) if tokenizer is None else _tokenizer_of(name, source, tokenizer)
+    check_vocabulary(name, backbone, tokenizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(args.seed)  # the head does not depend on what was built before it
+        critic = ValueModel(backbone, hidden_dim)
+    _restore_head(name, critic, identifier(source), critic_type)
+    backbone.config.value_head = {"critic_type": critic_type, "hidden_dim": hidden_dim}
+    return critic, tokenizer
+
+
+def _init_kwargs(args: GRPOConfig) -> dict[str, Any]:
+    kwargs = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+        kwargs["device_map"] = None  # every process holds the whole model, or DeepSpeed places it
+    return kwargs
+
+
+def _check_causal(name: str, model: nn.Module) -> None:
+    model_class = type(base_language_model(model)).__name__
+    if model_class not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise ValueError(
+            f"{name} is a {model_class}, expected a causal language model (for example Qwen2ForCausalLM): a value head "
+            f"is added to its last hidden states."
+        )
+
+
+def _restore_head(name: str, critic: ValueModel, source: str, critic_type: str) -> None:
+    saved = getattr(critic.backbone.config, "value_head", None)
+    if saved is not None and saved["critic_type"] != critic_type:
+        raise ValueError(
+            f"{name}: the value head in {source} was trained with critic_type={saved['critic_type']!r}, this run has "
+            f"critic_type={critic_type!r}. Use the same, or a backbone without a head."
+        )
+    directory = source
+    if saved is not None and not os.path.isdir(source):
+        path = cached_file(source, VALUE_HEAD_FILE, _raise_exceptions_for_missing_entries=False)
+        directory = os.path.dirname(path) if path else source
+    if saved is not None or os.path.isfile(os.path.join(directory, VALUE_HEAD_FILE)):
+        load_value_head(critic.value_head, directory)
+        logger.info("%s: restored the value head from %s.", name, os.path.join(directory, VALUE_HEAD_FILE))

@@ -1,0 +1,148 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""
+Export of a team: `agent_0/`, `agent_1/`, ..., `critic/`, each a directory for `from_pretrained`, with `value_head.pt`
+beside the backbone it belongs to.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from accelerate import Accelerator
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from ..models.critic import ValueModel, base_language_model
+from ..models.team import MultiAgentModel
+from ..models.value_head import load_value_head, save_value_head
+from ..placement.backends import full_parameters
+
+
+logger = logging.getLogger(__name__)
+
+
+def entity_directories(team: MultiAgentModel) -> list[tuple[str, nn.Module]]:
+    """Directory name and module of every entity that is exported."""
+    critics = ["critic"] if len(team.critics) == 1 else [f"agent_{i}/critic" for i in range(len(team.critics))]
+    return [
+        *((f"agent_{index}", agent) for index, agent in enumerate(team.agents)),
+        *zip(critics, team.critics, strict=True),
+    ]
+
+
+def save_team(
+    team: MultiAgentModel,
+    tokenizers: Sequence[PreTrainedTokenizerBase],
+    output_dir: str | os.PathLike,
+    accelerator: Accelerator,
+    adapters_only: bool = False,
+) -> None:
+    """
+    Write every entity into its directory. Call it on every process: one entity at a time is gathered where parameters
+    are partitioned, and the main process writes.
+
+    An actor with adapters is written as its adapter if its base model can be found again by name, else merged with its
+    base, so that the directory always loads with `AutoModelForCausalLM.from_pretrained`.
+
+    Args:
+        team ([`MultiAgentModel`]):
+            The team, not wrapped.
+        tokenizers (sequence):
+            One for each entity, in the order of `entity_directories`.
+        output_dir (`str` or path):
+            Parent directory.
+        accelerator ([`~accelerate.Accelerator`]):
+            The processes.
+        adapters_only (`bool`, *optional*, defaults to `False`):
+            Never merge: for training checkpoints, which are loaded into the same model.
+    """
+    for (name, module), tokenizer in zip(entity_directories(team), tokenizers, strict=True):
+        with full_parameters(module, accelerator):
+            if accelerator.is_main_process:
+                directory = Path(output_dir) / name
+                directory.mkdir(parents=True, exist_ok=True)
+                _save_entity(module, directory, adapters_only)
+                tokenizer.save_pretrained(directory)
+    accelerator.wait_for_everyone()
+
+
+def _save_entity(module: nn.Module, directory: Path, adapters_only: bool) -> None:
+    model = module.backbone if isinstance(module, ValueModel) else module
+    if hasattr(model, "get_base_model") and not adapters_only and not base_is_found_by_name(model):
+        # Merging changes weights in the last bits and merging back does not restore them, so a copy is merged
+        import copy
+
+        model = copy.deepcopy(model).merge_and_unload()
+    model.save_pretrained(directory)
+    if isinstance(module, ValueModel):
+        save_value_head(module.value_head, directory)
+
+
+def base_is_found_by_name(model: nn.Module) -> bool:
+    """Whether the base of a PEFT model has a name by which `from_pretrained` finds it: a directory or a hub id."""
+    name = base_language_model(model).config._name_or_path
+    return bool(name) and (os.path.isdir(name) or not os.path.isabs(name))
+
+
+def check_saveable(team: MultiAgentModel, tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
+    """
+    Find what would make an export fail before any training is done: save everything but the weights.
+
+    Raises:
+        ValueError: an entity cannot be saved; it is named with the reason.
+    """
+    for (name, module), tokenizer in zip(entity_directories(team), tokenizers, strict=True):
+        model = module.backbone if isinstance(module, ValueModel) else module
+        language_model = base_language_model(model)
+        quantizer = getattr(language_model, "hf_quantizer", None)
+        if quantizer is not None and not hasattr(model, "get_base_model") and not quantizer.is_serializable():
+            raise ValueError(
+                f"{name} is quantized by a method that cannot be saved ({type(quantizer).__name__}). Train an adapter on "
+                f"it (`peft_config=`), or load it without quantization."
+            )
+        with tempfile.TemporaryDirectory() as scratch:
+            try:
+                language_model.config.save_pretrained(scratch)
+                if language_model.can_generate():
+                    language_model.generation_config.save_pretrained(scratch)
+                tokenizer.save_pretrained(scratch)
+                reloaded = AutoTokenizer.from_pretrained(scratch)
+            except Exception as error:
+                raise ValueError(
+                    f"{name} could not be saved after training: {type(error).__name__}: {error} Mend its config, generation "
+                    f"config or tokenizer first."
+                ) from error
+        if reloaded.get_vocab() != tokenizer.get_vocab():
+            logger.warning(
+                "%s: its tokenizer is no usual one for a %s, and `AutoTokenizer` would read the export's as a %s with other "
+                "ids. A new team trainer reads it right; elsewhere use `PreTrainedTokenizerFast.from_pretrained`.",
+                name,
+                type(language_model).__name__,
+                type(reloaded).__name__,
+            )
+
+
+def load_team(team: MultiAgentModel, directory: str | os.PathLike) -> None:
+    """
+    Load the entities of an export into a team of the same architectures, in place: ties and optimizer references hold.
+
+    Raises:
+        FileNotFoundError: an entity's directory is missing; nothing is loaded then.
+    """
+    entities = [(Path(directory) / name, module) for name, module in entity_directories(team)]
+    missing = [str(path) for path, _ in entities if not path.is_dir()]
+    if missing:
+        raise FileNotFoundError(f"{directory} holds no complete team: {', '.join(missing)} missing.")
+    for path, module in entities:
+        model = module.backbone if isinstance(module, ValueModel) else module
+        if hasattr(model, "get_base_model"):
+            from peft import load_peft_weights, set_peft_model_state_dict
+
+            set_peft_model_state_dict(model, load_peft_weights(str(path), device="cpu"))
+        else:
+            saved = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype)
+            model.load_state_dict(saved.state_dict())
+        if isinstance(module, ValueModel):
+            load_value_head(module.value_head, path)

@@ -1,0 +1,2 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""The maths, on tensors alone: masking, advantages and value losses."""

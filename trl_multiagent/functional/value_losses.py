@@ -1,0 +1,42 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""Losses of value functions. Shapes: B joint samples."""
+
+import torch
+
+from .masking import masked_mean
+
+
+def value_loss(
+    values: torch.Tensor,
+    returns: torch.Tensor,
+    mask: torch.Tensor,
+    old_values: torch.Tensor | None = None,
+    clip_range: float | None = None,
+) -> torch.Tensor:
+    """
+    Mean squared error of the values, clipped around the values at sampling time if asked (Schulman et al. 2017, as in
+    OpenAI's PPO): `mean(max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2))`.
+
+    Args:
+        values (`torch.Tensor` of shape `(B,)`):
+            Values under the current critic, with gradient.
+        returns (`torch.Tensor` of shape `(B,)`):
+            Fixed targets; what stands at masked places has no effect.
+        mask (`torch.Tensor` of shape `(B,)`, bool):
+            Samples that have a target.
+        old_values (`torch.Tensor` of shape `(B,)`, *optional*):
+            Values when the batch was sampled. Needed with `clip_range`.
+        clip_range (`float`, *optional*):
+            Half width c of the interval around `old_values`.
+
+    Returns:
+        Scalar `torch.Tensor`; 0, attached to the graph, if no sample has a target.
+    """
+    returns = returns.detach()
+    squared_error = (values - returns) ** 2
+    if clip_range is not None:
+        if old_values is None:
+            raise ValueError("`clip_range` needs `old_values`, the values when the batch was sampled.")
+        clipped = old_values.detach() + (values - old_values.detach()).clamp(-clip_range, clip_range)
+        squared_error = torch.maximum(squared_error, (clipped - returns) ** 2)
+    return masked_mean(squared_error, mask)

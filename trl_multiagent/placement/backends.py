@@ -1,0 +1,61 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""What differs between one process, DDP and DeepSpeed."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import nn
+
+
+def check_backend(accelerator: Accelerator) -> None:
+    """Raise a `ValueError` for a back end that the package does not support."""
+    supported = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "DEEPSPEED")
+    if accelerator.distributed_type not in supported:
+        raise ValueError(
+            f"The back end {accelerator.distributed_type} is not supported. Use one process, DDP, or DeepSpeed ZeRO-1, 2 "
+            f"or 3; see accelerate_configs/."
+        )
+
+
+def partitions_parameters(accelerator: Accelerator) -> bool:
+    """Whether each process holds only a part of every parameter (ZeRO-3)."""
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    return plugin is not None and plugin.zero_stage == 3
+
+
+def clips_gradients_itself(accelerator: Accelerator) -> bool:
+    """Whether the back end clips by the norm over all parameters, out of our reach (DeepSpeed)."""
+    return accelerator.distributed_type == DistributedType.DEEPSPEED
+
+
+@contextlib.contextmanager
+def full_parameters(module: nn.Module, accelerator: Accelerator, write: bool = False) -> Iterator[None]:
+    """
+    Inside, every process sees the whole parameters of `module`. Enter it on every process.
+
+    Args:
+        write (`bool`, *optional*, defaults to `False`):
+            Whether what the main process writes into the parameters is kept.
+    """
+    if not partitions_parameters(accelerator):
+        yield
+        return
+    import deepspeed
+
+    parameters = [parameter for parameter in module.parameters() if hasattr(parameter, "ds_id")]
+    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None):
+        yield
+
+
+def clip_grad_norms(accelerator: Accelerator, modules: Iterable[nn.Module], max_norm: float) -> list[torch.Tensor]:
+    """
+    Clip the gradients of each module by its own norm.
+
+    Returns:
+        list of scalar `torch.Tensor`: the norms before clipping.
+    """
+    accelerator.unscale_gradients()  # once: a gradient scaler refuses a second time
+    return [torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm) for module in modules]

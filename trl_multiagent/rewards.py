@@ -1,0 +1,209 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""Calling the user's reward functions and checking what they return."""
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from ._compat import get_callable_name, is_async_callable
+
+
+logger = logging.getLogger(__name__)
+
+# reward_func(completions1, completions2, ..., batch_items=rows) -> one value for each joint response, or one list for
+# each actor
+RewardFunc = Callable[..., Any]
+
+
+class JointReward:
+    """
+    Scores joint responses with one or several reward functions.
+
+    Args:
+        reward_funcs (`Callable` or list of `Callable`):
+            Each is called as `f(completions1, ..., completionsN)`, one list of texts for each actor, in actor order;
+            also with `batch_items=`, the dataset rows, if it takes that. It may be async. It returns one value for each
+            joint response (list, tuple, tensor or array of numbers; `None` or NaN where there is no reward), or one
+            such list for each actor.
+        num_agents (`int`):
+            Number N of actors.
+        reward_processor (`Callable`, *optional*):
+            Maps each value that a function returned, before anything else happens to it.
+        batched (`bool`, *optional*, defaults to `False`):
+            Whether a function is called once for all joint responses of a batch instead of once for each task item.
+
+    Raises:
+        TypeError: a reward function is not callable.
+        ValueError: a reward function cannot take one argument for each actor.
+    """
+
+    def __init__(
+        self,
+        reward_funcs: RewardFunc | list[RewardFunc],
+        num_agents: int,
+        reward_processor: Callable[[float], float] | None = None,
+        batched: bool = False,
+    ):
+        self.funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+        self.num_agents = num_agents
+        self.reward_processor = reward_processor
+        self.batched = batched
+        if not self.funcs:
+            raise ValueError("No reward function was given. Pass `reward_func=`, a callable or a list of them.")
+        for func in self.funcs:
+            if not callable(func):
+                raise TypeError(
+                    f"A reward function must be a callable that takes one list of texts for each actor, got "
+                    f"{type(func).__name__}. A reward model can be called inside such a function."
+                )
+        if reward_processor is not None and not callable(reward_processor):
+            raise TypeError(f"`reward_processor` must be a callable, got {type(reward_processor).__name__}.")
+        self.names = unique_names([get_callable_name(func) for func in self.funcs])
+        self._takes_items = [
+            self._check_signature(func, name) for func, name in zip(self.funcs, self.names, strict=True)
+        ]
+        self._warned_infinite = False
+
+    def __call__(
+        self, completions: Sequence[Sequence[str]], rows: Sequence[dict[str, Any]], num_generations: int
+    ) -> torch.Tensor:
+        """
+        Score joint responses.
+
+        Args:
+            completions (list of lists of `str`, `N x B`):
+                The actors' texts; entry `[i][j]` is actor i's part of joint response j.
+            rows (list of `dict`, length B):
+                The dataset row of each joint response; those of one task item are neighbours.
+            num_generations (`int`):
+                Joint responses for each task item.
+
+        Returns:
+            `torch.Tensor` of shape `(N, B, F)`, float32, on the CPU: NaN where there is no reward.
+
+        Raises:
+            ValueError: a function returned something else than one value for each joint response, or one list for each
+                actor. What a function itself raises is not touched.
+        """
+        size = len(rows) if self.batched else num_generations
+        chunks = [slice(start, start + size) for start in range(0, len(rows), size)]
+        rewards = torch.full((self.num_agents, len(rows), len(self.funcs)), math.nan)
+        pending = []  # (function index, chunk, coroutine)
+        for index, func in enumerate(self.funcs):
+            for chunk in chunks:
+                kwargs = {"batch_items": [dict(row) for row in rows[chunk]]} if self._takes_items[index] else {}
+                output = func(*([*texts[chunk]] for texts in completions), **kwargs)
+                if is_async_callable(func):
+                    pending.append((index, chunk, output))
+                else:
+                    rewards[:, chunk, index] = self._to_tensor(output, len(rows[chunk]), self.names[index])
+        for (index, chunk, _), output in zip(pending, _run_all([p[2] for p in pending]), strict=True):
+            rewards[:, chunk, index] = self._to_tensor(output, len(rows[chunk]), self.names[index])
+        return rewards
+
+    def _check_signature(self, func: RewardFunc, name: str) -> bool:
+        """Whether `func` takes `batch_items`; an error if it cannot take the actors' texts."""
+        try:
+            signature = inspect.signature(func)
+        except ValueError:  # some built-ins have none
+            return False
+        parameters = signature.parameters.values()
+        takes_items = "batch_items" in signature.parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
+        try:
+            signature.bind(*([None] * self.num_agents), **({"batch_items": None} if takes_items else {}))
+        except TypeError as error:
+            raise ValueError(
+                f"The reward function '{name}{signature}' cannot be called with the texts of {self.num_agents} actors: "
+                f"{error}. It must take {self.num_agents} positional arguments (one list of texts for each actor, in "
+                f"actor order) and, if it wants the dataset rows, `batch_items`."
+            ) from None
+        return takes_items
+
+    def _to_tensor(self, output: Any, expected: int, name: str) -> torch.Tensor:
+        """One function's answer for `expected` joint responses as a tensor of shape `(N, expected)`."""
+        values = _as_list(output, name, expected)
+        # One list for each actor is told from a list of values by its entries, never by its length
+        if values and all(_is_sequence(value) for value in values):
+            if len(values) != self.num_agents:
+                raise ValueError(
+                    f"The reward function '{name}' returned {len(values)} lists, expected {self.num_agents} (one list "
+                    f"for each actor) or a flat list of {expected} values (one for each joint response)."
+                )
+            return torch.stack([self._numbers(_as_list(v, name, expected), expected, name) for v in values])
+        return self._numbers(values, expected, name).expand(self.num_agents, expected)
+
+    def _numbers(self, values: list, expected: int, name: str) -> torch.Tensor:
+        if len(values) != expected:
+            raise ValueError(
+                f"The reward function '{name}' returned {len(values)} values, expected {expected}: one for each joint "
+                f"response. Return a list as long as each of the lists of texts it is given."
+            )
+        numbers = torch.tensor([self._number(value, name) for value in values], dtype=torch.float32)
+        infinite = torch.isinf(numbers)
+        if infinite.any():
+            if not self._warned_infinite:
+                logger.warning(
+                    "The reward function '%s' returned an infinite value. Infinite rewards count as missing.", name
+                )
+                self._warned_infinite = True
+            numbers[infinite] = math.nan
+        return numbers
+
+    def _number(self, value: Any, name: str) -> float:
+        if value is None:
+            return math.nan
+        if isinstance(value, (str, bytes)):
+            raise ValueError(f"The reward function '{name}' returned the text {value!r}, expected a number or None.")
+        number = float(value)
+        if self.reward_processor is None or math.isnan(number):
+            return number
+        return float(self.reward_processor(number))
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Metric names of callables: stable, not empty, and different where callables share a name."""
+    names = ["reward_func" if name in ("", "<lambda>") else name for name in names]
+    unique: list[str] = []
+    for name in names:
+        count = 2
+        candidate = name
+        while candidate in unique:
+            candidate, count = f"{name}_{count}", count + 1
+        unique.append(candidate)
+    return unique
+
+
+def _is_sequence(value: Any) -> bool:
+    # A 0-d tensor or array has `__len__` but is a number
+    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0
+
+
+def _as_list(output: Any, name: str, expected: int) -> list:
+    if isinstance(output, torch.Tensor):
+        output = output.detach().cpu().tolist()
+    elif hasattr(output, "tolist"):  # NumPy arrays and scalars, pandas columns
+        output = output.tolist()
+    if isinstance(output, (str, bytes, dict)) or not isinstance(output, Iterable):
+        raise ValueError(
+            f"The reward function '{name}' returned {type(output).__name__} ({str(output)[:80]!r}), expected a list of "
+            f"{expected} numbers: one for each joint response."
+        )
+    return list(output)
+
+
+def _run_all(coroutines: list) -> list:
+    """Await all coroutines together, on an event loop of their own (the caller may already run one)."""
+    if not coroutines:
+        return []
+
+    async def gather() -> list:
+        return await asyncio.gather(*coroutines)
+
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        return executor.submit(asyncio.run, gather()).result()

@@ -1,0 +1,240 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""What all team trainers share in their configs."""
+
+import os
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar
+
+from transformers.utils import is_torch_bf16_gpu_available
+from trl import GRPOConfig
+
+
+# Inherited options that a team cannot honour, with the reason. A value other than the default is refused.
+_TEXT_ONLY = "actors are text models"
+_ONE_ENGINE = "each actor needs a vLLM engine of its own, which is not offered yet"
+_NO_TOOLS = "actors answer once in a turn; tools are not offered"
+_NO_LABELS = "a team is trained on rewards; there are no labels or predictions"
+REFUSED_OPTIONS: dict[str, str] = {
+    "use_vllm": _ONE_ENGINE,
+    **{
+        f"vllm_{name}": _ONE_ENGINE
+        for name in (
+            "mode",
+            "model_impl",
+            "enable_sleep_mode",
+            "structured_outputs_regex",
+            "server_base_url",
+            "server_host",
+            "server_port",
+            "server_timeout",
+            "group_port",
+            "gpu_memory_utilization",
+            "max_model_length",
+            "tensor_parallel_size",
+            "importance_sampling_correction",
+            "importance_sampling_mode",
+            "importance_sampling_clip_max",
+            "importance_sampling_clip_min",
+            "importance_sampling_cap",
+        )
+    },
+    "use_transformers_continuous_batching": "generation is batched over prompts by `generate`",
+    "transformers_continuous_batching_config": "generation is batched over prompts by `generate`",
+    "use_transformers_paged": "generation is batched over prompts by `generate`",
+    "max_tool_calling_iterations": _NO_TOOLS,
+    "log_multimodal": _TEXT_ONLY,
+    "log_completions_hub_repo": "completions are written to `output_dir/completions` only",
+    "remove_unused_columns": "reward functions and formatters get every column of the dataset",
+    "label_smoothing_factor": _NO_LABELS,
+    "label_names": _NO_LABELS,
+    "prediction_loss_only": _NO_LABELS,
+    "include_for_metrics": _NO_LABELS,
+    "batch_eval_metrics": _NO_LABELS,
+    "eval_do_concat_batches": _NO_LABELS,
+    "eval_use_gather_object": _NO_LABELS,
+    "train_sampling_strategy": "prompts are repeated for their groups in a random or the dataset's order",
+    "length_column_name": "prompts are repeated for their groups in a random or the dataset's order",
+    "neftune_noise_alpha": "a team has no single input embedding",
+    "optim_target_modules": "the optimizer's parameter groups are those of the actors and critics",
+    "use_liger_kernel": "kernels are chosen for each model, by `model_init_kwargs={'use_kernels': True}`",
+    "liger_kernel_config": "kernels are chosen for each model, by `model_init_kwargs={'use_kernels': True}`",
+    "torch_compile": "the team's forward is a different function for each micro-batch",
+    "torch_compile_backend": "the team's forward is a different function for each micro-batch",
+    "torch_compile_mode": "the team's forward is a different function for each micro-batch",
+    "fsdp": "FSDP is not offered yet; use DDP or DeepSpeed",
+    "fsdp_config": "FSDP is not offered yet; use DDP or DeepSpeed",
+    "parallelism_config": "tensor, context and sequence parallelism are not offered",
+    "fp16_full_eval": "evaluation samples with the weights as they are trained",
+    "bf16_full_eval": "evaluation samples with the weights as they are trained",
+    "enable_jit_checkpoint": "signals are not handled yet",
+}
+
+
+@dataclass
+class MultiAgentConfig(GRPOConfig):
+    """
+    Configuration of a team trainer. Every option of [`~trl.GRPOConfig`] applies to each actor, unless it is refused
+    with a reason.
+
+    Parameters:
+        num_agents (`int`, *optional*):
+            Number of actors. May be given to the trainer instead; with a list of agents it may be left out.
+        agent_learning_rate (`float`, *optional*):
+            Learning rate of the actors: another word for `learning_rate`.
+        max_new_tokens (`int`, *optional*):
+            Longest completion, in tokens: another word for `max_completion_length`.
+        num_turns (`int`, *optional*, defaults to `1`):
+            Turns of an interaction. Only 1 is offered yet.
+        reference_kl_enabled (`bool`, *optional*):
+            Whether the loss has a KL term to the frozen start of each actor: another word for `beta != 0`.
+        reference_kl_coef (`float`, *optional*):
+            Its coefficient: another word for `beta`.
+        batched_rewards (`bool`, *optional*, defaults to `False`):
+            Whether reward functions are called once for a whole batch instead of once for each task item.
+
+    > [!NOTE]
+    > These parameters have default values different from [`~trl.GRPOConfig`]:
+    > - `per_device_train_batch_size`, `per_device_eval_batch_size`: Default to the smallest size from 8 up that fits
+    >   `num_generations`, instead of `8`.
+    > - `disable_dropout`: Defaults to `True` instead of `False`, so that the ratio to the sampling policy starts at 1.
+    > - `bf16`: Defaults to `True` only where the device supports it, so that a default config works on a CPU.
+    """
+
+    # Fewest joint samples in a group; subclasses whose baseline needs none may allow 1
+    _min_generations: ClassVar[int] = 2
+    # Refused by a subclass in addition to REFUSED_OPTIONS
+    _refused: ClassVar[dict[str, str]] = {}
+
+    num_agents: int | None = field(
+        default=None,
+        metadata={"help": "Number of actors. With a list of agents it may be left out."},
+    )
+    agent_learning_rate: float | None = field(
+        default=None,
+        metadata={"help": "Learning rate of the actors: another word for `learning_rate`."},
+    )
+    max_new_tokens: int | None = field(
+        default=None,
+        metadata={"help": "Longest completion, in tokens: another word for `max_completion_length`."},
+    )
+    num_turns: int = field(
+        default=1,
+        metadata={"help": "Turns of an interaction. Only 1 is offered yet."},
+    )
+    reference_kl_enabled: bool | None = field(
+        default=None,
+        metadata={"help": "Whether the loss has a KL term to the start of each actor: another word for `beta != 0`."},
+    )
+    reference_kl_coef: float | None = field(
+        default=None,
+        metadata={"help": "Coefficient of the KL term: another word for `beta`."},
+    )
+    batched_rewards: bool = field(
+        default=False,
+        metadata={"help": "Call reward functions once for a whole batch instead of once for each task item."},
+    )
+
+    # Changed defaults
+    per_device_train_batch_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Joint samples on each device in a micro-step. If not set, the smallest size from 8 up that fits "
+            "`num_generations`."
+        },
+    )
+    per_device_eval_batch_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Joint samples on each device in an evaluation step. If not set, the smallest size from 8 up that "
+            "fits the number of generations in evaluation."
+        },
+    )
+    disable_dropout: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether to disable dropout in the actors, so that the ratio to the sampling policy starts at 1."
+        },
+    )
+    top_k: int | None = field(
+        default=0,
+        metadata={"help": "Number of most probable tokens that are considered. 0 or None: all."},
+    )
+
+    def __post_init__(self):
+        self._merge_words()
+        self._set_batch_sizes()
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
+        # transformers warns about the older of two words, whose default TRL sets
+        if getattr(self, "activation_checkpointing", False) is None:
+            self.activation_checkpointing = self.gradient_checkpointing
+            self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
+        if self.num_turns != 1:
+            raise ValueError(f"num_turns={self.num_turns}: interactions of several turns are not offered yet, set 1.")
+        if self.num_generations < self._min_generations:
+            raise ValueError(
+                f"num_generations={self.num_generations}: {type(self).__name__} needs at least {self._min_generations} "
+                f"joint samples for each prompt, since they are each other's baseline."
+            )
+        self._refuse_options()
+        super().__post_init__()
+
+    def _merge_words(self) -> None:
+        """Bring the documents' words and Hugging Face's together; an error if both are given and differ."""
+        self._merge("learning_rate", "agent_learning_rate")
+        self._merge("max_completion_length", "max_new_tokens")
+        if self.top_k is None:
+            self.top_k = 0
+        if self.reference_kl_enabled is False:
+            if self.reference_kl_coef or self.beta:
+                raise ValueError(
+                    f"reference_kl_enabled=False, but reference_kl_coef={self.reference_kl_coef} and beta={self.beta}. "
+                    f"Set them to 0 or leave them out."
+                )
+        elif self.reference_kl_enabled and not (self.reference_kl_coef or self.beta):
+            raise ValueError("reference_kl_enabled=True needs its coefficient: set `reference_kl_coef` (or `beta`).")
+        self._merge("beta", "reference_kl_coef")
+
+    def _merge(self, name: str, other_word: str) -> None:
+        value, other = getattr(self, name), getattr(self, other_word)
+        default = _default(type(self), name)
+        if other is None:
+            return
+        if value not in (default, other):
+            raise ValueError(
+                f"{other_word}={other} and {name}={value} are two words for one thing, but differ. Set one of them."
+            )
+        setattr(self, name, other)
+
+    def _set_batch_sizes(self) -> None:
+        processes = int(os.environ.get("WORLD_SIZE", 1))
+        if self.per_device_train_batch_size is None:
+            steps = self.steps_per_generation or self.gradient_accumulation_steps
+            if self.generation_batch_size is not None:
+                steps = 1
+            self.per_device_train_batch_size = _smallest_fit(8, processes * steps, self.num_generations)
+        if self.per_device_eval_batch_size is None:
+            generations = self.num_generations_eval or self.num_generations
+            self.per_device_eval_batch_size = _smallest_fit(8, processes, generations)
+
+    def _refuse_options(self) -> None:
+        defaults = {f.name for f in fields(self)}
+        for name, reason in {**REFUSED_OPTIONS, **self._refused}.items():
+            # Options that the installed transformers or TRL does not have cannot be set
+            if name in defaults and getattr(self, name) != _default(type(self), name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is not supported by {type(self).__name__}: {reason}."
+                )
+
+
+def _default(config: type, name: str) -> Any:
+    option = config.__dataclass_fields__[name]
+    return option.default_factory() if option.default is MISSING else option.default
+
+
+def _smallest_fit(start: int, factor: int, group: int) -> int:
+    """The smallest n >= start such that n * factor is a multiple of group."""
+    size = start
+    while size * factor % group:
+        size += 1
+    return size

@@ -1,0 +1,573 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""The training loop that all team trainers share."""
+
+import contextlib
+import functools
+import logging
+import math
+import os
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import datasets
+import numpy as np
+import torch
+from accelerate.utils import set_seed
+from torch import nn
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+
+from .._compat import RepeatSampler, repeat_iterable_dataset, shuffle_sequence_dict, split_tensor_dict
+from ..agents.grpo_agent import GRPOAgent
+from ..agents.loading import (
+    ModelLike,
+    check_independent,
+    check_vocabulary,
+    clear_dense_quantization,
+    either,
+    open_adapter,
+    resolve_models,
+    resolve_num_agents,
+    resolve_tokenizers,
+)
+from ..callbacks.sync_references import SyncReferencesCallback
+from ..checkpoints.export import check_saveable, load_team, save_team
+from ..models.team import MultiAgentModel
+from ..placement.backends import check_backend, clip_grad_norms, clips_gradients_itself
+from ..rewards import JointReward, RewardFunc
+from ..rollouts.joint import (
+    Formatter,
+    JointRollout,
+    check_formatters,
+    resolve_formatters,
+    sample_joint,
+    score_joint,
+)
+from ..rollouts.sampling import JointSampler
+from .multi_agent_config import MultiAgentConfig
+
+
+logger = logging.getLogger(__name__)
+
+# Metrics of TRL's that describe rewards: the team's where all actors share them
+_REWARD_METRICS = ("reward", "reward_std", "frac_reward_zero_std")
+
+
+@dataclass
+class JointBatch:
+    """
+    A scored generation batch. N actors, B joint samples of this process, W processes.
+
+    Attributes:
+        rollout ([`JointRollout`]): what this process sampled.
+        rewards (`torch.Tensor` of shape `(N, W * B)`): weighted sum of the reward functions for each actor, NaN where
+            there is none.
+        inputs (list of `dict`, length N): inputs of each actor's TRL loss; `advantages` may be replaced.
+        num_generations (`int`): group size.
+        mode (`str`): `"train"` or `"eval"`.
+        process_index (`int`): number of this process.
+        critic_inputs (`dict`): inputs of the critics' loss, tensors with first dimension B.
+    """
+
+    rollout: JointRollout
+    rewards: torch.Tensor
+    inputs: list[dict[str, Any]]
+    num_generations: int
+    mode: str
+    process_index: int
+    critic_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def local(self, values: torch.Tensor) -> torch.Tensor:
+        """This process's part of a tensor over the joint samples of all processes."""
+        size = len(self.rollout.rows)
+        return values[self.process_index * size : (self.process_index + 1) * size]
+
+
+class MultiAgentTrainer(Trainer):
+    """
+    Trains N actors, and their critics, on a joint reward. A step reads: sample every actor, score the joint responses,
+    give credit, sum the actors' TRL losses and the critics' loss, log.
+
+    Subclasses override `_credit` (from rewards to advantages) and, with critics, `_build_critics` and `_critic_loss`.
+
+    Args:
+        agent_model (`str` or [`~transformers.PreTrainedModel`], *optional*):
+            One source for all actors; `num_agents` says how many.
+        agents (list of `str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`], *optional*):
+            One source for each actor: hub ids, directories (exports of a team among them) or loaded models.
+        num_agents (`int`, *optional*):
+            Number of actors, here or in the config.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`] or list, *optional*):
+            One for all actors or a list in actor order. Loaded by itself for identifiers and directories.
+        reward_func (`Callable` or list of `Callable`):
+            Joint reward, see [`~trl_multiagent.rewards.JointReward`].
+        reward_processor (`Callable`, *optional*):
+            Maps each reward value.
+        formatters (`Callable` or list of `Callable`, *optional*):
+            Dataset row to prompt (text or messages), one for all actors or one for each. Default: the column
+            `prompt`.
+        args ([`MultiAgentConfig`], *optional*):
+            Configuration.
+        train_dataset, eval_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
+            The tasks. A streamed dataset needs `max_steps`; there, the last prompts that fill no batch are dropped.
+        callbacks (list of [`~transformers.TrainerCallback`], *optional*):
+            Callbacks of the run.
+        optimizers (tuple, *optional*):
+            An optimizer and a scheduler instead of the default ones, which have a parameter group for each entity.
+        peft_config ([`~peft.PeftConfig`] or list, *optional*):
+            Adapters for the actors, one for all or one for each (`None` for full training).
+        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
+            For actors that are loaded by identifier.
+        processing_class, reward_funcs:
+            Hugging Face's words for `tokenizer` and `reward_func`.
+
+    Raises:
+        ValueError, TypeError: whatever does not fit together and can be seen before training.
+    """
+
+    loss_is_scaled_for_ga = True  # TRL's losses are
+    config_class: ClassVar[type[MultiAgentConfig]] = MultiAgentConfig
+
+    def __init__(
+        self,
+        agent_model: ModelLike | None = None,
+        agents: Sequence[ModelLike] | None = None,
+        num_agents: int | None = None,
+        tokenizer: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
+        reward_func: RewardFunc | list[RewardFunc] | None = None,
+        reward_processor: Callable[[float], float] | None = None,
+        formatters: Formatter | Sequence[Formatter] | None = None,
+        args: MultiAgentConfig | None = None,
+        train_dataset: datasets.Dataset | datasets.IterableDataset | None = None,
+        eval_dataset: datasets.Dataset | dict[str, datasets.Dataset] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple = (None, None),
+        peft_config=None,
+        quantization_config=None,
+        processing_class: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
+        reward_funcs: RewardFunc | list[RewardFunc] | None = None,
+    ):
+        args = self.config_class() if args is None else args
+        if not isinstance(args, self.config_class):
+            raise TypeError(f"`args` must be a {self.config_class.__name__}, got {type(args).__name__}.")
+        self.args = args
+        sources = resolve_models("agent", agent_model, agents, resolve_num_agents(num_agents, args.num_agents))
+        tokenizers = resolve_tokenizers(either(tokenizer=tokenizer, processing_class=processing_class), sources)
+        reward_funcs = either(reward_func=reward_func, reward_funcs=reward_funcs)
+        self.reward = JointReward(reward_funcs or [], len(sources), reward_processor, args.batched_rewards)
+        self.formatters = resolve_formatters(formatters, len(sources))
+        _check_dataset(train_dataset, self.formatters, tokenizers)
+        for dataset in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
+            _check_dataset(dataset, self.formatters, tokenizers)
+
+        self.agent_trainers = self._build_agents(sources, tokenizers, peft_config, quantization_config)
+        actors = [trainer.model for trainer in self.agent_trainers]
+        self.tokenizers = [trainer.processing_class for trainer in self.agent_trainers]
+        critics, self.critic_tokenizers = self._build_critics(actors, self.tokenizers)
+        for index, critic in enumerate(critics):
+            clear_dense_quantization(f"critic_{index}", critic.backbone)
+        check_independent(
+            {f"agent_{i}": actor for i, actor in enumerate(actors)}
+            | {f"critic_{i}": critic for i, critic in enumerate(critics)}
+        )
+        team = MultiAgentModel(actors, critics)
+        if not any(parameter.requires_grad for parameter in team.parameters()):
+            raise ValueError("No parameter of the team is trainable. Unfreeze at least one actor.")
+        check_saveable(team, [*self.tokenizers, *self.critic_tokenizers])
+
+        # What TRL's trainers keep for one actor, here for the team
+        self._step = 0
+        self._buffered_inputs: list[dict[str, Any]] | None = None
+        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._step_time = 0.0
+        self._eval_rewards: list[torch.Tensor] = []
+        self._eval_samples_left: int | None = None
+        self._eval_prefix = "eval"
+        if isinstance(train_dataset, datasets.IterableDataset):
+            _prepare_streaming(args)
+        super().__init__(
+            model=team,
+            args=args,
+            data_collator=_identity,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=self.tokenizers[0],
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        if args.n_gpu > 1:
+            raise ValueError(
+                "Several GPUs are visible to one process. Start the script with `accelerate launch` or `torchrun`, or "
+                "make one GPU visible with `CUDA_VISIBLE_DEVICES`."
+            )
+        if args.sync_ref_model:
+            self.add_callback(SyncReferencesCallback(self.agent_trainers))
+        # Each process samples with a stream of its own, as in TRL
+        set_seed(args.seed, device_specific=True)
+
+    # Entities
+
+    @property
+    def agents(self) -> nn.ModuleList:
+        """The actors' models, in actor order."""
+        return self.model.agents
+
+    @property
+    def critics(self) -> nn.ModuleList:
+        """The critics."""
+        return self.model.critics
+
+    def _build_agents(self, sources, tokenizers, peft_config, quantization_config) -> list[GRPOAgent]:
+        peft_configs = list(peft_config) if isinstance(peft_config, (list, tuple)) else [peft_config] * len(sources)
+        if len(peft_configs) != len(sources):
+            raise ValueError(f"`peft_config` has {len(peft_configs)} entries, expected {len(sources)}.")
+        check_independent({f"agent_{i}": source for i, source in enumerate(sources) if not isinstance(source, str)})
+        trainers: list[GRPOAgent] = []
+        for index, (source, tokenizer, config) in enumerate(zip(sources, tokenizers, peft_configs, strict=True)):
+            model = open_adapter(source, self.args)
+            if not isinstance(model, str):
+                check_vocabulary(f"agent_{index}", model, tokenizer)
+                clear_dense_quantization(f"agent_{index}", model)
+            trainer = GRPOAgent(
+                model,
+                self.args,
+                processing_class=tokenizer,
+                reward_names=self.reward.names,
+                peft_config=config,
+                quantization_config=quantization_config,
+                team_trainer=trainers[0] if trainers else None,
+            )
+            check_vocabulary(f"agent_{index}", trainer.model, trainer.processing_class)
+            trainers.append(trainer)
+        check_backend(trainers[0].accelerator)
+        return trainers
+
+    def _build_critics(
+        self, agents: list[nn.Module], tokenizers: list[PreTrainedTokenizerBase]
+    ) -> tuple[list[nn.Module], list[PreTrainedTokenizerBase]]:
+        """The critics and their tokenizers; none here."""
+        return [], []
+
+    def create_accelerator_and_postprocess(self) -> None:
+        first = self.agent_trainers[0]
+        for name in ("accelerator", "gather_function", "is_deepspeed_enabled", "is_fsdp_enabled"):
+            setattr(self, name, getattr(first, name))
+
+    # Data
+
+    def _set_signature_columns_if_needed(self) -> None:
+        self._signature_columns = []
+
+    def get_train_dataloader(self):
+        """A loader of generation batches: each is visited by every micro-step that uses it, as in TRL."""
+        args, dataset = self.args, self.train_dataset
+        if dataset is None:
+            raise ValueError("Training needs a `train_dataset`.")
+        if isinstance(dataset, datasets.IterableDataset):
+            dataset = dataset.shuffle(seed=args.seed) if args.shuffle_dataset else dataset
+            dataset = repeat_iterable_dataset(
+                dataset,
+                mini_repeat_count=args.num_generations,
+                batch_size=args.generation_batch_size // args.num_generations,
+                repeat_count=args.num_iterations * args.steps_per_generation,
+            )
+        return self._get_dataloader(
+            dataset=dataset,
+            description="Training",
+            batch_size=self._train_batch_size * args.steps_per_generation,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
+
+    def _get_train_sampler(self, dataset=None) -> JointSampler:
+        args = self.args
+        return JointSampler(
+            self.train_dataset if dataset is None else dataset,
+            num_generations=args.num_generations,
+            num_prompts=args.generation_batch_size // args.num_generations,
+            repeat_count=args.num_iterations * args.steps_per_generation,
+            shuffle=args.shuffle_dataset,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+        )
+
+    def _get_eval_sampler(self, eval_dataset) -> RepeatSampler:
+        return RepeatSampler(eval_dataset, mini_repeat_count=self._num_generations("eval"), shuffle=False)
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        if isinstance(eval_dataset, str):
+            eval_dataset = self.eval_dataset[eval_dataset]
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if dataset is None:
+            raise ValueError("Evaluation needs an `eval_dataset`.")
+        if (self.args.eval_batch_size * self.accelerator.num_processes) % self._num_generations("eval"):
+            raise ValueError(
+                f"An evaluation step has {self.args.eval_batch_size} joint samples on each of "
+                f"{self.accelerator.num_processes} processes, expected a multiple of the {self._num_generations('eval')} "
+                f"generations of a prompt. Change `per_device_eval_batch_size` or `num_generations_eval`."
+            )
+        if isinstance(dataset, datasets.IterableDataset):
+            self.accelerator.dataloader_config.dispatch_batches = False
+            dataset = repeat_iterable_dataset(dataset, mini_repeat_count=self._num_generations("eval"))
+        return self._get_dataloader(
+            dataset=dataset,
+            description="Evaluation",
+            batch_size=self.args.eval_batch_size,
+            sampler_fn=self._get_eval_sampler,
+        )
+
+    def _num_generations(self, mode: str) -> int:
+        generations = self.args.num_generations
+        return generations if mode == "train" else self.args.num_generations_eval or generations
+
+    # A step: sample, score, credit
+
+    def _prepare_inputs(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Inputs of one micro-batch. In training, a generation batch is sampled once and its parts are handed out."""
+        if not self.model.training:
+            return self._sample_and_score(rows)
+        args = self.args
+        if self._step % (args.steps_per_generation * args.num_iterations) == 0 or self._buffered_inputs is None:
+            batch = shuffle_sequence_dict(self._sample_and_score(rows))
+            self._buffered_inputs = split_tensor_dict(batch, args.steps_per_generation)
+        return self._buffered_inputs[self._step % args.steps_per_generation]
+
+    def _sample_and_score(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """A generation batch as one flat dict, `"agent_0/completion_ids"`, ..., `"critic/input_ids"`, ..."""
+        mode = "train" if self.model.training else "eval"
+        generations = self._num_generations(mode)
+        for agent in self.agent_trainers:
+            agent.follow(self)
+        rank = self.accelerator.process_index
+        rollout = sample_joint(self.agent_trainers, rows, self.formatters, generations, first_sample=rank * len(rows))
+        wanted = self._eval_samples_left if mode == "eval" else None
+        rewards = score_joint(rollout, self.reward, generations, self.accelerator, wanted)  # (N, W * B, F)
+        inputs = [
+            agent.score(prompts, reward)
+            for agent, prompts, reward in zip(self.agent_trainers, rollout.prompts, rewards, strict=True)
+        ]
+        batch = JointBatch(rollout, self._weighted(rewards), inputs, generations, mode, rank)
+        self._credit(batch)
+        self._note_rewards(batch)
+        flat = {f"agent_{i}/{name}": value for i, part in enumerate(batch.inputs) for name, value in part.items()}
+        return flat | {f"critic/{name}": value for name, value in batch.critic_inputs.items()}
+
+    def _weighted(self, rewards: torch.Tensor) -> torch.Tensor:
+        """Weighted sum over reward functions, `(N, B, F) -> (N, B)`; NaN where no function gave a reward."""
+        weights = self.agent_trainers[0].reward_weights.to(rewards.device)
+        return (rewards * weights).nansum(dim=-1).masked_fill(rewards.isnan().all(dim=-1), torch.nan)
+
+    def _credit(self, batch: JointBatch) -> None:
+        """Replace the actors' advantages, and set the critics' inputs; TRL's group-relative advantages are there."""
+
+    # Loss
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if return_outputs:
+            raise ValueError(f"{type(self).__name__} does not return outputs.")
+        # The whole loss inside one forward of the wrapper: several forwards before one backward break DDP
+        return model(functools.partial(self._step_loss, inputs=inputs))
+
+    def _step_loss(self, team: MultiAgentModel, inputs: dict[str, Any]) -> torch.Tensor:
+        losses = []
+        for index, (agent, actor) in enumerate(zip(self.agent_trainers, team.agents, strict=True)):
+            losses.append(agent.loss(actor, _part(inputs, f"agent_{index}/")))
+        if len(team.critics):
+            accumulation = self.current_gradient_accumulation_steps if team.training else 1
+            losses.append(self._critic_loss(team, _part(inputs, "critic/")) / accumulation)
+        return functools.reduce(torch.add, losses)
+
+    def _critic_loss(self, team: MultiAgentModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Loss of the critics on one micro-batch, a mean over its joint samples."""
+        raise AssertionError("a trainer with critics defines their loss")
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        started = time.perf_counter()
+        for agent in self.agent_trainers:
+            agent.follow(self)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._step += 1
+        self._step_time += time.perf_counter() - started
+        if self._step % self.current_gradient_accumulation_steps == 0:
+            self._metrics["train"]["step_time"].append(self._step_time)
+            self._step_time = 0.0
+        return loss
+
+    # Optimization
+
+    def create_optimizer(self, model=None):
+        """The default optimizer with parameter groups for each entity, named `agent_0`, ..., with its learning rate."""
+        given = self.optimizer is not None
+        optimizer = super().create_optimizer(model)
+        if not given:
+            self._split_groups(optimizer)
+        return optimizer
+
+    def _split_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        groups = [dict(group) for group in optimizer.param_groups]
+        optimizer.param_groups.clear()
+        for name, module in self.model.entities():
+            own = {id(parameter) for parameter in module.parameters()}
+            for group in groups:
+                parameters = [parameter for parameter in group["params"] if id(parameter) in own]
+                if parameters:
+                    lr = self._entity_learning_rate(name)
+                    optimizer.add_param_group({**group, "params": parameters, "lr": lr, "entity": name})
+
+    def _entity_learning_rate(self, name: str) -> float:
+        return self.args.critic_learning_rate if name.startswith("critic") else self.args.learning_rate
+
+    def _clip_grad_norm(self, model) -> torch.Tensor | float:
+        """Clip each entity by its own norm, so that no entity's gradient scales another's. Returns the joint norm."""
+        if clips_gradients_itself(self.accelerator):
+            return super()._clip_grad_norm(model)
+        entities = dict(self.model.entities())
+        norms = clip_grad_norms(self.accelerator, entities.values(), self.args.max_grad_norm)
+        for name, norm in zip(entities, norms, strict=True):
+            self._metrics["train"][f"{name}/grad_norm"].append(norm.item())
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+    # Evaluation
+
+    def evaluation_loop(self, dataloader, *args, metric_key_prefix: str = "eval", **kwargs):
+        """Evaluate with random numbers of its own: it neither depends on the training's position nor changes it."""
+        dataset = getattr(dataloader, "dataset", None)
+        sized = dataset is not None and not isinstance(dataset, torch.utils.data.IterableDataset)
+        self._eval_samples_left = len(dataset) * self._num_generations("eval") if sized else None
+        self._eval_prefix = metric_key_prefix
+        with _own_random_state(self.args.seed):
+            return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        return loss.mean().detach(), None, None
+
+    # Metrics
+
+    def _note_rewards(self, batch: JointBatch) -> None:
+        if batch.mode == "train":
+            return
+        size = batch.rewards.size(1)
+        if self._eval_samples_left is not None:
+            size = min(size, self._eval_samples_left)
+            self._eval_samples_left -= size
+        self._eval_rewards.append(batch.rewards[:, :size].cpu())
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        mode = "train" if self.model.training else "eval"
+        metrics = self._pop_metrics(mode)
+        if mode == "eval":
+            metrics |= self._pop_eval_rewards()
+            metrics = {f"{self._eval_prefix}_{name}": value for name, value in metrics.items()}
+        elif "learning_rate" in logs and len(self.critics):
+            rates = {group.get("entity"): group["lr"] for group in self.optimizer.param_groups}
+            metrics["critic/learning_rate"] = rates.get("critic_0")
+        logs.update(metrics)
+        super().log(logs, start_time)
+
+    def _pop_metrics(self, mode: str) -> dict[str, float | None]:
+        """Means of all metrics since the last log: the team's, and each actor's as `agent_i/...`."""
+        merged = dict(self._metrics[mode])
+        self._metrics[mode].clear()
+        for index, agent in enumerate(self.agent_trainers):
+            for name, values in agent.pop_metrics(mode).items():
+                team_wide = name == "num_tokens" or name in _REWARD_METRICS or name.startswith("rewards/")
+                if not team_wide:
+                    merged[f"agent_{index}/{name}"] = values
+                elif name == "num_tokens" or name not in merged:
+                    merged[name] = values
+        return {name: _mean(values) for name, values in merged.items()}
+
+    def _pop_eval_rewards(self) -> dict[str, float | None]:
+        if not self._eval_rewards:
+            return {}
+        rewards = torch.cat(self._eval_rewards, dim=1)[0]
+        self._eval_rewards.clear()
+        kept = rewards[~rewards.isnan()]
+        return {
+            "reward": kept.mean().item() if kept.numel() else None,
+            "reward_std": kept.std().item() if kept.numel() > 1 else None,
+        }
+
+    # Saving
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """
+        Export the team: `agent_i/` for each actor, `critic/` for a central critic with `value_head.pt`, each loadable by
+        `from_pretrained` and usable as a source for a new trainer. Call it on every process. It writes no training
+        state.
+
+        Args:
+            output_dir (`str`, *optional*):
+                Parent directory. Default: `args.output_dir`.
+        """
+        output_dir = self.args.output_dir if output_dir is None else output_dir
+        tokenizers = [*self.tokenizers, *self.critic_tokenizers]
+        save_team(self.model, tokenizers, output_dir, self.accelerator, adapters_only=_internal_call)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Team save", revision=self.args.hub_revision)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        load_team(self.model, resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        if self.is_deepspeed_enabled:
+            super()._load_best_model()
+        else:
+            load_team(self.model, self.state.best_model_checkpoint)
+
+
+def _identity(rows: list) -> list:
+    return rows
+
+
+def _part(inputs: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in inputs.items() if name.startswith(prefix)}
+
+
+def _mean(values: list[float]) -> float | None:
+    """Mean of the values that are numbers; None if none is, since loggers write JSON."""
+    valid = [value for value in values if not math.isnan(value)]
+    return sum(valid) / len(valid) if valid else None
+
+
+@contextlib.contextmanager
+def _own_random_state(seed: int) -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        set_seed(seed, device_specific=True)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def _check_dataset(dataset, formatters: Sequence[Formatter], tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
+    if dataset is None:
+        return
+    if not isinstance(dataset, (datasets.Dataset, datasets.IterableDataset)):
+        raise TypeError(
+            f"A dataset must be a `datasets.Dataset` or `IterableDataset`, got {type(dataset).__name__}. "
+            f"`Dataset.from_list(rows)` makes one."
+        )
+    row = next(iter(dataset), None)
+    if row is None:
+        raise ValueError("The dataset is empty; training needs at least one row.")
+    check_formatters(row, formatters, tokenizers)
+
+
+def _prepare_streaming(args: MultiAgentConfig) -> None:
+    """Streamed rows must reach every process whole and in order, or groups would mix prompts."""
+    if args.accelerator_config.dispatch_batches:
+        raise ValueError("A streamed dataset needs `accelerator_config={'dispatch_batches': False}`.")
+    if args.dataloader_num_workers:
+        raise ValueError(
+            f"A streamed dataset needs dataloader_num_workers=0, got {args.dataloader_num_workers}: several workers would "
+            f"interleave the rows and split the groups."
+        )
+    args.accelerator_config.dispatch_batches = False
