@@ -75,7 +75,8 @@ TRL_CONTRACT = (
     Contract(
         "trl.trainer.grpo_trainer.GRPOTrainer._generate_and_score_completions",
         ("self", "inputs"),
-        "called once for each actor and generation batch: pads, masks, old and reference log-probabilities, advantages",
+        "called once for each actor and generation batch: pads, masks, old and reference log-probabilities, "
+        "advantages",
         "TRL offers a public way from rollouts to loss inputs",
     ),
     Contract(
@@ -129,8 +130,8 @@ def reference_is_a_copy_of(model: nn.Module) -> Iterator[None]:
     """
     While active, a `GRPOTrainer` that loads its reference model gets a copy of `model` as it is at that moment.
 
-    Stock TRL reloads the reference from `config._name_or_path`: a model built from a config has none, and a model whose
-    weights were changed after loading would get a reference that differs from it at step 0.
+    Stock TRL reloads the reference from `config._name_or_path`: a model built from a config has none, and a model
+    whose weights were changed after loading would get a reference that differs from it at step 0.
     """
 
     def copy_of_model(*args, **kwargs) -> nn.Module:

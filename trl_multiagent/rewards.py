@@ -28,9 +28,9 @@ class JointReward:
     Args:
         reward_funcs (`Callable` or list of `Callable`):
             Each is called as `f(completions1, ..., completionsN)`, one list of texts for each actor, in actor order;
-            also with `batch_items=`, the dataset rows, if it takes that. It may be async. It returns one value for each
-            joint response (list, tuple, tensor or array of numbers; `None` or NaN where there is no reward), or one
-            such list for each actor.
+            also with `batch_items=`, the dataset rows, if it takes that. It may be async. It returns one value for
+            each joint response (list, tuple, tensor or array of numbers; `None` or NaN where there is no reward), or
+            one such list for each actor.
         num_agents (`int`):
             Number N of actors.
         reward_processor (`Callable`, *optional*):
@@ -119,9 +119,9 @@ class JointReward:
             signature.bind(*([None] * self.num_agents), **({"batch_items": None} if takes_items else {}))
         except TypeError as error:
             raise ValueError(
-                f"The reward function '{name}{signature}' cannot be called with the texts of {self.num_agents} actors: "
-                f"{error}. It must take {self.num_agents} positional arguments (one list of texts for each actor, in "
-                f"actor order) and, if it wants the dataset rows, `batch_items`."
+                f"The reward function '{name}{signature}' cannot be called with the texts of {self.num_agents} "
+                f"actors: {error}. It must take {self.num_agents} positional arguments (one list of texts for each "
+                f"actor, in actor order) and, if it wants the dataset rows, `batch_items`."
             ) from None
         return takes_items
 
@@ -191,8 +191,8 @@ def _as_list(output: Any, name: str, expected: int) -> list:
         output = output.tolist()
     if isinstance(output, (str, bytes, dict)) or not isinstance(output, Iterable):
         raise ValueError(
-            f"The reward function '{name}' returned {type(output).__name__} ({str(output)[:80]!r}), expected a list of "
-            f"{expected} numbers: one for each joint response."
+            f"The reward function '{name}' returned {type(output).__name__} ({str(output)[:80]!r}), expected a list "
+            f"of {expected} numbers: one for each joint response."
         )
     return list(output)
 

@@ -139,6 +139,21 @@ class GRPOAgent(GRPOTrainer):
         """TRL's loss of one micro-batch on the bare actor, scaled for gradient accumulation as TRL scales it."""
         return self._compute_loss(model, inputs)
 
+    def is_taught_by(self, inputs: dict[str, Any]) -> bool:
+        """Whether a micro-batch has anything for this actor to learn: advantages, or a term of the loss without "
+        "them."""
+        other_terms = self.beta != 0.0 or self._entropy_bonus_enabled or self.aux_loss_enabled
+        return other_terms or bool(inputs["advantages"].any())
+
+    def completions_table(self) -> dict[str, list]:
+        """What this actor was last asked and answered, over all processes, with its advantages as TRL gave them."""
+        return {
+            "prompt": list(self._logs["prompt"]),
+            "completion": list(self._logs["completion"]),
+            "advantage": list(self._logs["advantages"]),
+            "rewards": {name: list(values) for name, values in self._logs["rewards"].items()},
+        }
+
     def pop_metrics(self, mode: str) -> dict[str, list[float]]:
         """The metrics that TRL's code collected since the last call, one list for each name."""
         metrics = dict(self._metrics[mode])

@@ -90,8 +90,8 @@ def resolve_models(
         raise ValueError(f"`{kind}s` has {len(models)} entries, expected {count or 'at least 1'}.")
     if model is not None and any(identifier(entry) != identifier(model) for entry in models):
         raise ValueError(
-            f"`{kind}_model` is {identifier(model)!r}, but `{kind}s` names {[identifier(m) for m in models]}. Together "
-            f"they must name the same models; pass one of them."
+            f"`{kind}_model` is {identifier(model)!r}, but `{kind}s` names {[identifier(m) for m in models]}. "
+            f"Together they must name the same models; pass one of them."
         )
     return models
 
@@ -141,8 +141,8 @@ def _tokenizer_of(name: str, model: ModelLike, tokenizer: Any) -> PreTrainedToke
         return tokenizer
     if tokenizer is None and not isinstance(model, str):
         raise ValueError(
-            f"{name} is a loaded model and has no tokenizer. Pass `tokenizer=`: one that all actors share, or a list in "
-            f"actor order."
+            f"{name} is a loaded model and has no tokenizer. Pass `tokenizer=`: one that all actors share, or a list "
+            f"in actor order."
         )
     return load_tokenizer(tokenizer or model)
 
@@ -250,8 +250,8 @@ def _check_causal(name: str, model: nn.Module) -> None:
     model_class = type(base_language_model(model)).__name__
     if model_class not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         raise ValueError(
-            f"{name} is a {model_class}, expected a causal language model (for example Qwen2ForCausalLM): a value head "
-            f"is added to its last hidden states."
+            f"{name} is a {model_class}, expected a causal language model (for example Qwen2ForCausalLM): a value "
+            f"head is added to its last hidden states."
         )
 
 

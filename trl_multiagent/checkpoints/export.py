@@ -99,8 +99,8 @@ def check_saveable(team: MultiAgentModel, tokenizers: Sequence[PreTrainedTokeniz
         quantizer = getattr(language_model, "hf_quantizer", None)
         if quantizer is not None and not hasattr(model, "get_base_model") and not quantizer.is_serializable():
             raise ValueError(
-                f"{name} is quantized by a method that cannot be saved ({type(quantizer).__name__}). Train an adapter on "
-                f"it (`peft_config=`), or load it without quantization."
+                f"{name} is quantized by a method that cannot be saved ({type(quantizer).__name__}). Train an "
+                f"adapter on it (`peft_config=`), or load it without quantization."
             )
         with tempfile.TemporaryDirectory() as scratch:
             try:
@@ -111,13 +111,14 @@ def check_saveable(team: MultiAgentModel, tokenizers: Sequence[PreTrainedTokeniz
                 reloaded = AutoTokenizer.from_pretrained(scratch)
             except Exception as error:
                 raise ValueError(
-                    f"{name} could not be saved after training: {type(error).__name__}: {error} Mend its config, generation "
-                    f"config or tokenizer first."
+                    f"{name} could not be saved after training: {type(error).__name__}: {error} Mend its config, "
+                    f"generation config or tokenizer first."
                 ) from error
         if reloaded.get_vocab() != tokenizer.get_vocab():
             logger.warning(
-                "%s: its tokenizer is no usual one for a %s, and `AutoTokenizer` would read the export's as a %s with other "
-                "ids. A new team trainer reads it right; elsewhere use `PreTrainedTokenizerFast.from_pretrained`.",
+                "%s: its tokenizer is no usual one for a %s, and `AutoTokenizer` would read the export's as a %s "
+                "with other ids. A new team trainer reads it right; elsewhere use "
+                "`PreTrainedTokenizerFast.from_pretrained`.",
                 name,
                 type(language_model).__name__,
                 type(reloaded).__name__,

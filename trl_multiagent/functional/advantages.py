@@ -23,6 +23,13 @@ def _grouped(rewards: torch.Tensor, num_generations: int) -> torch.Tensor:
     return rewards.view(-1, num_generations)  # (B/G, G)
 
 
+def is_shared(rewards: torch.Tensor) -> bool:
+    """Whether all actors got the same rewards, of shape `(N, B)`; a missing reward (NaN) equals a missing one."""
+    if rewards.dim() != 2:
+        raise ValueError(f"`rewards` must have shape (N, B), got {tuple(rewards.shape)}.")
+    return bool(((rewards == rewards[:1]) | (rewards.isnan() & rewards[:1].isnan())).all())
+
+
 def has_spread(rewards: torch.Tensor, num_generations: int) -> torch.Tensor:
     """
     Whether the group of each joint sample holds two rewards that really differ.

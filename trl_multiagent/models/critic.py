@@ -53,8 +53,8 @@ class ValueModel(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """
-        Values of padded texts. Pad on the right: in a causal model no real token then sees padding, and positions count
-        from 0 in every architecture.
+        Values of padded texts. Pad on the right: in a causal model no real token then sees padding, and positions
+        count from 0 in every architecture.
 
         Args:
             input_ids (`torch.Tensor` of shape `(B, T)`):

@@ -36,11 +36,11 @@ class MultiAgentModel(nn.Module):
         return self.agents[0].config
 
     def entities(self) -> Iterator[tuple[str, nn.Module]]:
-        """Name and module of every entity: `agent_0`, `agent_1`, ..., `critic_0`, ..."""
+        """Name and module of every entity: `agent_0`, `agent_1`, ..., and `critic`, or `critic_0`, ... if several."""
         for index, agent in enumerate(self.agents):
             yield f"agent_{index}", agent
         for index, critic in enumerate(self.critics):
-            yield f"critic_{index}", critic
+            yield "critic" if len(self.critics) == 1 else f"critic_{index}", critic
 
     def language_models(self) -> Iterator[nn.Module]:
         """The language model of every entity, without value heads."""

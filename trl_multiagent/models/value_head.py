@@ -63,15 +63,16 @@ def load_value_head(head: ValueHead, directory: str | Path) -> None:
     path = Path(directory) / VALUE_HEAD_FILE
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is missing, although the model beside it was saved with a value head. Restore the file, or remove "
-            f"the entry 'value_head' from {path.with_name('config.json')} to start with a new head."
+            f"{path} is missing, although the model beside it was saved with a value head. Restore the file, or "
+            f"remove the entry 'value_head' from {path.with_name('config.json')} to start with a new head."
         )
     state = torch.load(path, map_location="cpu", weights_only=True)
     saved = {name: tuple(tensor.shape) for name, tensor in state.items()}
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     if saved != expected:
         raise ValueError(
-            f"The value head in {path} has the shapes {saved}, but this run asks for {expected}. Set the head's hidden "
-            f"width (`critic_value_head_hidden_dim`) as it was when the head was saved, or use a backbone without one."
+            f"The value head in {path} has the shapes {saved}, but this run asks for {expected}. Set the head's "
+            f"hidden width (`critic_value_head_hidden_dim`) as it was when the head was saved, or use a backbone "
+            "without one."
         )
     head.load_state_dict(state)

@@ -15,8 +15,8 @@ def check_backend(accelerator: Accelerator) -> None:
     supported = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "DEEPSPEED")
     if accelerator.distributed_type not in supported:
         raise ValueError(
-            f"The back end {accelerator.distributed_type} is not supported. Use one process, DDP, or DeepSpeed ZeRO-1, 2 "
-            f"or 3; see accelerate_configs/."
+            f"The back end {accelerator.distributed_type} is not supported. Use one process, DDP, or DeepSpeed "
+            f"ZeRO-1, 2 or 3; see accelerate_configs/."
         )
 
 

@@ -88,8 +88,8 @@ def check_formatters(row: dict[str, Any], formatters: Sequence[Formatter], token
     for index, (formatter, tokenizer) in enumerate(zip(formatters, tokenizers, strict=True)):
         if formatter is prompt_column and "prompt" not in row:
             raise ValueError(
-                f"agent_{index} gets the column 'prompt', but the dataset has only the columns {sorted(row)}. Rename the "
-                f"column, or pass `formatters=`, which map a row to each actor's prompt."
+                f"agent_{index} gets the column 'prompt', but the dataset has only the columns {sorted(row)}. Rename "
+                f"the column, or pass `formatters=`, which map a row to each actor's prompt."
             )
         prompt = _format(index, formatter, row)
         if not isinstance(prompt, str) and not getattr(tokenizer, "chat_template", None):
@@ -134,8 +134,8 @@ def _prompts(index: int, formatter: Formatter, rows: list[dict[str, Any]], group
         prompts.append(prompts[-1] if same_group else _format(index, formatter, row))
     if len({isinstance(prompt, str) for prompt in prompts}) > 1:
         raise ValueError(
-            f"agent_{index} got both texts and message lists as prompts in one batch. Its formatter must return the same "
-            f"kind for every row."
+            f"agent_{index} got both texts and message lists as prompts in one batch. Its formatter must return the "
+            f"same kind for every row."
         )
     return prompts
 
@@ -144,8 +144,8 @@ def _format(index: int, formatter: Formatter, row: dict[str, Any]) -> Prompt:
     prompt = formatter(dict(row))
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and is_conversational({"prompt": prompt})):
         raise ValueError(
-            f"agent_{index}: the prompt is a {type(prompt).__name__} ({str(prompt)[:80]!r}), expected a text or a list of "
-            f"messages with 'role' and 'content'."
+            f"agent_{index}: the prompt is a {type(prompt).__name__} ({str(prompt)[:80]!r}), expected a text or a "
+            f"list of messages with 'role' and 'content'."
         )
     return prompt
 

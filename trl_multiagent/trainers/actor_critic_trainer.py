@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..agents.loading import ModelLike, either, load_value_model, resolve_models
-from ..functional.advantages import explained_variance, leave_one_out_mean, normalize_advantages, td_error
+from ..functional.advantages import explained_variance, is_shared, leave_one_out_mean, normalize_advantages, td_error
 from ..functional.value_losses import value_loss
 from ..models.team import MultiAgentModel
 from ..rollouts.joint import JointRollout, prompt_text
@@ -19,8 +19,9 @@ from .multi_agent_trainer import JointBatch, MultiAgentTrainer
 
 class MAACTrainer(MultiAgentTrainer):
     """
-    Multi-Agent Actor-Critic: the actors share one central critic, which sees what all of them see (centralised training
-    with decentralised execution, Lowe et al. 2017; with TRL's clipped policy loss it is MAPPO, Yu et al. 2022).
+    Multi-Agent Actor-Critic: the actors share one central critic, which sees what all of them see (centralised
+    training with decentralised execution, Lowe et al. 2017; with TRL's clipped policy loss it is MAPPO, Yu et al.
+    2022).
 
     The critic reads the joint input as text, with its own tokenizer. `critic_type="v"` values the history `V(h)`, and
     the advantage of a joint sample is its TD error, `r - V(h)` in a single turn. `critic_type="q"` values the history
@@ -29,8 +30,8 @@ class MAACTrainer(MultiAgentTrainer):
 
     Args:
         critic_model (`str` or [`~transformers.PreTrainedModel`], *optional*):
-            The critic: a causal language model, to which a value head is added. A head that lies beside the backbone is
-            restored.
+            The critic: a causal language model, to which a value head is added. A head that lies beside the backbone
+            is restored.
         critics (list with one entry, *optional*):
             The same as a list.
         critic_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
@@ -92,12 +93,10 @@ class MAACTrainer(MultiAgentTrainer):
         return "\n".join(parts)
 
     def _credit(self, batch: JointBatch) -> None:
-        if not torch.equal(batch.rewards, batch.rewards[:1].expand_as(batch.rewards)) and not _equal_with_nan(
-            batch.rewards
-        ):
+        if not is_shared(batch.rewards):
             raise ValueError(
-                "MAAC has one central critic, which values one reward for each joint response, but the reward function "
-                "returned different rewards for the actors. Return one value for each joint response."
+                "MAAC has one central critic, which values one reward for each joint response, but the reward "
+                "function returned different rewards for the actors. Return one value for each joint response."
             )
         rewards = batch.rewards[0]  # (B over all processes,)
         valid = ~torch.isnan(rewards)
@@ -118,10 +117,12 @@ class MAACTrainer(MultiAgentTrainer):
             "returns": batch.local(rewards.nan_to_num(nan=0.0)),
             "valid": batch.local(valid),
         }
-        metrics = self._metrics[batch.mode]
-        metrics["critic/value_mean"].append(values.mean().item())
-        metrics["critic/value_error"].append(td_error(rewards, values)[valid].abs().mean().item())
-        metrics["critic/explained_variance"].append(explained_variance(values, rewards).item())
+        for name, value in {
+            "value_mean": values.mean(),
+            "value_error": (rewards - values)[valid].abs().mean(),
+            "explained_variance": explained_variance(values, rewards),
+        }.items():
+            self._metrics.add(batch.mode, f"critic/{name}", value.item())
 
     def _tokenize_joint(self, rollout: JointRollout) -> dict[str, torch.Tensor]:
         texts = [self.render_critic_input(rollout, sample) for sample in range(len(rollout.rows))]
@@ -148,11 +149,6 @@ class MAACTrainer(MultiAgentTrainer):
         values = team.critics[0](inputs["input_ids"][:, :length], mask[:, :length])
         loss = value_loss(values, inputs["returns"], inputs["valid"], inputs["old_values"], self.args.value_clip_range)
         mode = "train" if team.training else "eval"
-        self._metrics[mode]["critic/loss"].append(self.accelerator.gather(loss.detach()).mean().item())
+        self._metrics.add(mode, "critic/loss", self.accelerator.gather(loss.detach()).mean().item())
+        self._note_taught("critic", bool(inputs["valid"].any()))
         return self.args.value_loss_coef * loss
-
-
-def _equal_with_nan(rewards: torch.Tensor) -> bool:
-    return torch.equal(
-        rewards.nan_to_num(nan=0.0), rewards[:1].nan_to_num(nan=0.0).expand_as(rewards)
-    ) and torch.equal(rewards.isnan(), rewards[:1].isnan().expand_as(rewards))

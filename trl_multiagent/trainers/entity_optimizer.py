@@ -1,0 +1,78 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""One optimizer for a team, with parameter groups for each entity."""
+
+from collections.abc import Callable
+
+import torch
+from accelerate import Accelerator
+
+from ..models.team import MultiAgentModel
+
+
+def split_by_entity(
+    optimizer: torch.optim.Optimizer, team: MultiAgentModel, learning_rate: Callable[[str], float]
+) -> None:
+    """
+    Split the parameter groups of a fresh optimizer by actor and critic, in place. Each keeps the options of the group
+    it came from (such as weight decay), and gets its entity's learning rate and its name as `"entity"`.
+
+    Args:
+        optimizer ([`~torch.optim.Optimizer`]):
+            An optimizer without state.
+        team ([`MultiAgentModel`]):
+            The entities.
+        learning_rate (`Callable`):
+            Name of an entity to its learning rate.
+    """
+    groups = [dict(group) for group in optimizer.param_groups]
+    optimizer.param_groups.clear()
+    for name, module in team.entities():
+        own = {id(parameter) for parameter in module.parameters()}
+        for group in groups:
+            parameters = [parameter for parameter in group["params"] if id(parameter) in own]
+            if parameters:
+                rate = learning_rate(name)
+                optimizer.add_param_group({**group, "params": parameters, "lr": rate, "entity": name})
+
+
+class DecayGuard:
+    """
+    Holds back weight decay of entities that a step has nothing to teach.
+
+    Where all rewards of a step are equal or missing, every advantage is 0, and so are the gradients; weight decay
+    would still move the weights, toward zero and away from what was learned.
+
+    Args:
+        optimizer ([`~torch.optim.Optimizer`]):
+            An optimizer whose groups carry `"entity"`.
+        accelerator ([`~accelerate.Accelerator`]):
+            The processes: an entity is taught if it is taught on any of them.
+        names (list of `str`):
+            Names of the entities.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, accelerator: Accelerator, names: list[str]):
+        self.accelerator = accelerator
+        self.taught = dict.fromkeys(names, False)
+        # Without weight decay there is nothing to hold back, and no need to ask the other processes
+        if any(group["weight_decay"] for group in optimizer.param_groups):
+            optimizer.register_step_pre_hook(self._hold)
+            optimizer.register_step_post_hook(self._release)
+
+    def note(self, name: str, taught: bool) -> None:
+        """Say whether a micro-batch of the current step teaches an entity."""
+        self.taught[name] = self.taught[name] or taught
+
+    def _hold(self, optimizer, args, kwargs) -> None:
+        flags = torch.tensor([float(flag) for flag in self.taught.values()], device=self.accelerator.device)
+        flags = self.accelerator.reduce(flags, reduction="sum").tolist()
+        idle = {name for name, flag in zip(self.taught, flags, strict=True) if not flag}
+        for group in optimizer.param_groups:
+            if group["entity"] in idle:
+                group["held_weight_decay"], group["weight_decay"] = group["weight_decay"], 0.0
+        self.taught = dict.fromkeys(self.taught, False)
+
+    def _release(self, optimizer, args, kwargs) -> None:
+        for group in optimizer.param_groups:
+            if "held_weight_decay" in group:
+                group["weight_decay"] = group.pop("held_weight_decay")

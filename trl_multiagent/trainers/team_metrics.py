@@ -1,0 +1,107 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""The metrics of a team: its own, and those that TRL's code collects in every actor."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from ..agents.grpo_agent import GRPOAgent
+from ..functional.advantages import is_shared
+
+
+# Metrics of TRL's that describe rewards
+_REWARD_METRICS = ("reward", "reward_std", "frac_reward_zero_std")
+
+
+class TeamMetrics:
+    """
+    Collects metrics between two logs and names them: an actor's as `agent_i/...`, and once for the team what the
+    actors share.
+
+    Args:
+        agents (sequence of [`GRPOAgent`]):
+            The actors.
+    """
+
+    def __init__(self, agents: Sequence[GRPOAgent]):
+        self.agents = agents
+        self._values: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._shared_rewards = True
+        # Evaluation: all rewards, since a mean of the batches' means would weigh a smaller last batch too much
+        self._eval_rewards: list[torch.Tensor] = []
+        self._eval_samples_left: int | None = None
+
+    def add(self, mode: str, name: str, value: float) -> None:
+        self._values[mode][name].append(value)
+
+    def start_evaluation(self, num_samples: int | None) -> None:
+        """Say how many joint samples an evaluation has, over all processes; what is beyond only fills its last "
+        "batch."""
+        self._eval_samples_left = num_samples
+        self._eval_rewards.clear()
+
+    def wanted_samples(self, mode: str) -> int | None:
+        """How many joint samples of the coming batch are wanted; None for all."""
+        return self._eval_samples_left if mode == "eval" else None
+
+    def note_rewards(self, mode: str, rewards: torch.Tensor) -> None:
+        """
+        Take note of a batch's rewards.
+
+        Args:
+            mode (`str`):
+                `"train"` or `"eval"`.
+            rewards (`torch.Tensor` of shape `(N, B over all processes)`):
+                Rewards of each actor, NaN where there is none.
+        """
+        self._shared_rewards = self._shared_rewards and is_shared(rewards)
+        if mode == "eval":
+            size = rewards.size(1)
+            if self._eval_samples_left is not None:
+                size = min(size, self._eval_samples_left)
+                self._eval_samples_left -= size
+            self._eval_rewards.append(rewards[:, :size].cpu())
+
+    def pop(self, mode: str) -> dict[str, float | None]:
+        """Means of all metrics since the last call. None where no value was a number, since loggers write JSON."""
+        values = dict(self._values[mode])
+        self._values[mode].clear()
+        by_actor = [agent.pop_metrics(mode) for agent in self.agents]
+        shared = self._shared_rewards
+        for index, metrics in enumerate(by_actor):
+            for name, numbers in metrics.items():
+                is_reward = name in _REWARD_METRICS or name.startswith("rewards/")
+                if not is_reward and name != "num_tokens" or is_reward and not shared:
+                    values[f"agent_{index}/{name}"] = numbers
+                if name == "num_tokens" or is_reward and shared:  # the last actor counted the tokens of all
+                    values[name] = numbers
+        means = {name: _mean(numbers) for name, numbers in values.items()}
+        if not shared:
+            own = [means[f"agent_{index}/reward"] for index in range(len(self.agents)) if by_actor[index]]
+            if own:
+                means["reward"] = _mean([math.nan if reward is None else reward for reward in own])
+        if mode == "eval":
+            means |= self._pop_eval_rewards(shared)
+        self._shared_rewards = True
+        return means
+
+    def _pop_eval_rewards(self, shared: bool) -> dict[str, float | None]:
+        if not self._eval_rewards:
+            return {}
+        rewards = torch.cat(self._eval_rewards, dim=1)  # (N, samples)
+        self._eval_rewards.clear()
+        means = {}
+        for prefix, own in [("", rewards[:1] if shared else rewards)] + (
+            [] if shared else [(f"agent_{index}/", row[None]) for index, row in enumerate(rewards)]
+        ):
+            valid = own[~own.isnan()]
+            means[f"{prefix}reward"] = valid.mean().item() if valid.numel() else None
+            means[f"{prefix}reward_std"] = valid.std().item() if valid.numel() > 1 else None
+        return means
+
+
+def _mean(values: list[float]) -> float | None:
+    valid = [value for value in values if not math.isnan(value)]
+    return sum(valid) / len(valid) if valid else None
