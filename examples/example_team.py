@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from example_data import load_prompts
 from example_model import MODEL_NAME, example_model, resolve_model
@@ -27,13 +28,13 @@ ROLES = {
 EXAMPLE_DEFAULTS: dict[str, Any] = {
     "num_agents": 2,
     "num_generations": 4,
-    "per_device_train_batch_size": 8,
+    "num_generations_eval": 4,
     "per_device_eval_batch_size": 32,
-    "max_completion_length": 40,
-    "learning_rate": 2e-5,
+    "max_completion_length": 32,
+    "learning_rate": 4e-5,
     "lr_scheduler_type": "constant_with_warmup",
     "warmup_steps": 2,
-    "max_steps": 24,
+    "max_steps": 20,
     "gradient_checkpointing": False,
     "logging_steps": 1,
     "save_strategy": "no",
@@ -114,6 +115,12 @@ class RewardBar(ProgressCallback):
             self.training_bar.set_postfix(reward=f"{logs['reward']:.3f}")
 
 
+def use_all_cores(args: MultiAgentConfig) -> None:
+    """On a CPU, `accelerate launch` gives a single process one thread; take the cores that are there instead."""
+    if args.device.type == "cpu" and args.world_size == 1:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+
 def team_sources(agents: list[str] | None) -> list[str]:
     """The two actors' identifiers or directories, checked."""
     if agents is None:
@@ -149,6 +156,7 @@ def run_example(
 ) -> None:
     """Train the example's team and show what came of it: a table, samples, a plot, and the team on disk."""
     transformers_logging.set_verbosity_error()
+    use_all_cores(args)
     started = time.perf_counter()
     sources = team_sources(team_args.agents)
     train_dataset, eval_dataset = load_prompts(
@@ -207,10 +215,18 @@ def _plan(trainer: MultiAgentTrainer, sources: list[str], train: Dataset, held_o
         "reward": "1 where the detailed answer is 2 to 3 times as long as the brief one, less elsewhere",
         "training": f"{updates} updates of {samples} joint answers, {args.num_generations} for each prompt, at most "
         f"{args.max_completion_length} tokens each; learning rate {args.learning_rate:g}",
-        "device": f"{args.device}, {trainer.accelerator.num_processes} process(es), "
-        "{trainer.accelerator.distributed_type.value}",
+        "device": _device(trainer),
         "output": os.path.abspath(args.output_dir),
     }
+
+
+def _device(trainer: MultiAgentTrainer) -> str:
+    accelerator = trainer.accelerator
+    threads = f" with {torch.get_num_threads()} threads" if accelerator.device.type == "cpu" else ""
+    if accelerator.num_processes > 1:
+        backend = accelerator.distributed_type.value
+        return f"{accelerator.num_processes} x {accelerator.device.type}{threads}, {backend}"
+    return f"{accelerator.device.type}{threads}, one process"
 
 
 def _millions(model) -> str:

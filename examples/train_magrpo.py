@@ -10,15 +10,15 @@ Without arguments it trains a small model that it fetches from the package index
 `--help` lists all options.
 """
 
+from example_parser import ExampleParser
 from example_team import EXAMPLE_DEFAULTS, TeamArguments, run_example
-from trl import TrlParser
 
 from trl_multiagent import MAGRPOConfig, MAGRPOTrainer
 
 
 def main() -> None:
-    parser = TrlParser((TeamArguments, MAGRPOConfig), description=__doc__.split("\n\n")[0].strip())
-    parser.set_defaults(**EXAMPLE_DEFAULTS, output_dir="outputs/train_magrpo")
+    defaults = {**EXAMPLE_DEFAULTS, "output_dir": "outputs/train_magrpo"}
+    parser = ExampleParser((TeamArguments, MAGRPOConfig), __doc__.split("\n\n")[0].strip(), defaults)
     team_args, args = parser.parse_args_and_config()
     run_example(MAGRPOTrainer, team_args, args)
 

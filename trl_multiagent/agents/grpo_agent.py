@@ -140,8 +140,7 @@ class GRPOAgent(GRPOTrainer):
         return self._compute_loss(model, inputs)
 
     def is_taught_by(self, inputs: dict[str, Any]) -> bool:
-        """Whether a micro-batch has anything for this actor to learn: advantages, or a term of the loss without "
-        "them."""
+        """Whether a micro-batch has something to learn for this actor: advantages, or a loss term without them."""
         other_terms = self.beta != 0.0 or self._entropy_bonus_enabled or self.aux_loss_enabled
         return other_terms or bool(inputs["advantages"].any())
 

@@ -86,6 +86,27 @@ def base_is_found_by_name(model: nn.Module) -> bool:
     return bool(name) and (os.path.isdir(name) or not os.path.isabs(name))
 
 
+def team_card(team: MultiAgentModel, trainer: str, name: str | None = None, dataset: str | None = None) -> str:
+    """A model card for a team, as Markdown: its entities, and how to load them."""
+    rows = [
+        f"| `{directory}/` | {type(base_language_model(getattr(module, 'backbone', module))).__name__} | "
+        f"{'critic with `value_head.pt`' if isinstance(module, ValueModel) else 'actor'} |"
+        for directory, module in entity_directories(team)
+    ]
+    trained_on = f" on {dataset}" if dataset else ""
+    return "\n".join(
+        [
+            "---\nlibrary_name: transformers\ntags:\n- trl\n- multi-agent\n---",
+            f"# {name or 'A team of language models'}\n",
+            f"Trained together{trained_on} by `trl_multiagent.{trainer}`.\n",
+            "| Directory | Model | Role |\n| --- | --- | --- |",
+            *rows,
+            "\nEach directory loads by itself:\n",
+            '```python\nAutoModelForCausalLM.from_pretrained(repository, subfolder="agent_0")\n```\n',
+        ]
+    )
+
+
 def check_saveable(team: MultiAgentModel, tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
     """
     Find what would make an export fail before any training is done: save everything but the weights.

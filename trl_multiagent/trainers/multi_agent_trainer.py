@@ -4,6 +4,7 @@
 import contextlib
 import functools
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ from ..agents.loading import (
     resolve_tokenizers,
 )
 from ..callbacks.sync_references import SyncReferencesCallback
-from ..checkpoints.export import check_saveable, load_team, save_team
+from ..checkpoints.export import check_saveable, load_team, save_team, team_card
 from ..models.team import MultiAgentModel
 from ..placement.backends import check_backend, clip_grad_norms, clips_gradients_itself
 from ..rewards import JointReward, RewardFunc
@@ -343,6 +344,7 @@ class MultiAgentTrainer(Trainer):
             for agent, prompts, reward in zip(self.agent_trainers, rollout.prompts, rewards, strict=True)
         ]
         batch = JointBatch(rollout, self._weighted(rewards), inputs, generations, mode, rank)
+        _warn_of_missing_rewards(batch, wanted)
         self._credit(batch)
         self._metrics.note_rewards(mode, batch.rewards)
         flat = {f"agent_{i}/{name}": value for i, part in enumerate(batch.inputs) for name, value in part.items()}
@@ -398,8 +400,7 @@ class MultiAgentTrainer(Trainer):
     # Optimization
 
     def create_optimizer(self, model=None):
-        """The default optimizer with parameter groups for each entity, named `agent_0`, ..., with its learning "
-        "rate."""
+        """The default optimizer, with parameter groups and a learning rate for each entity."""
         given = self.optimizer is not None
         optimizer = super().create_optimizer(model)
         if not given:
@@ -454,6 +455,15 @@ class MultiAgentTrainer(Trainer):
 
     # Saving
 
+    def create_model_card(self, model_name: str | None = None, dataset_name: str | None = None, **kwargs) -> None:
+        """Write `README.md` of the team into `args.output_dir`: what it holds and how to load it."""
+        if not self.is_world_process_zero():
+            return
+        os.makedirs(self.args.output_dir, exist_ok=True)
+        card = team_card(self.model, type(self).__name__, model_name, dataset_name)
+        with open(os.path.join(self.args.output_dir, "README.md"), "w", encoding="utf-8") as file:
+            file.write(card)
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """
         Export the team: `agent_i/` for each actor, `critic/` for a central critic with `value_head.pt`, each loadable
@@ -479,6 +489,14 @@ class MultiAgentTrainer(Trainer):
             super()._load_best_model()
         else:
             load_team(self.model, self.state.best_model_checkpoint)
+
+
+def _warn_of_missing_rewards(batch: JointBatch, wanted: int | None) -> None:
+    missing = batch.rewards[:, :wanted].isnan()
+    if missing.all():
+        logger.warning("No joint response of this batch got a reward: nothing is learned from it.")
+    elif missing.any():
+        logger.warning("%d of %d rewards are missing; they are left out.", missing.sum().item(), missing.numel())
 
 
 def _identity(rows: list) -> list:

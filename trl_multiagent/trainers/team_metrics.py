@@ -37,8 +37,7 @@ class TeamMetrics:
         self._values[mode][name].append(value)
 
     def start_evaluation(self, num_samples: int | None) -> None:
-        """Say how many joint samples an evaluation has, over all processes; what is beyond only fills its last "
-        "batch."""
+        """Say how many joint samples an evaluation has, over all processes; what is beyond fills its last batch."""
         self._eval_samples_left = num_samples
         self._eval_rewards.clear()
 

@@ -1,0 +1,124 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""The example scripts, run as a user runs them, on tiny models and local data."""
+
+import csv
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny import CHAT_TEMPLATE, gpt2, llama, tok
+from transformers import AutoModelForCausalLM
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch(script: str, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "accelerate.commands.launch", str(ROOT / "examples" / script), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=ROOT)
+
+
+def run_here(monkeypatch, script: str, *arguments: str) -> None:
+    """Run a script in this process: for what ends before training."""
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    """Three models with tokenizers of their own: two that chat, and a critic of another family and vocabulary."""
+    directory = tmp_path_factory.mktemp("models")
+    for name, model, tokenizer in (
+        ("a", llama(1, vocab=48), tok(48, chat_template=CHAT_TEMPLATE)),
+        ("b", llama(2, vocab=40), tok(40, reverse=True)),
+        ("critic", gpt2(3, vocab=64), tok(64)),
+    ):
+        model.save_pretrained(directory / name)
+        tokenizer.save_pretrained(directory / name)
+    return {name: str(directory / name) for name in ("a", "b", "critic")}
+
+
+def write_csv(path: Path) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["question", "level"])
+        writer.writerows([[f"w{i} w{i + 1}", i] for i in range(12)])
+    return path
+
+
+def test_train_maac_takes_local_models_and_data_and_shows_what_came_of_it(tmp_path, models):
+    output = tmp_path / "run"
+    run = launch(
+        "train_maac.py",
+        *("--agents", models["a"], models["b"], "--critic_model", models["critic"]),
+        *("--dataset_name", str(write_csv(tmp_path / "prompts.csv")), "--prompt_column", "question"),
+        *("--max_steps", "2", "--max_completion_length", "6", "--num_generations", "3", "--output_dir", str(output)),
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    # The plan, before training
+    assert models["critic"] in run.stdout and "2 updates of 9 joint answers, 3 for each prompt" in run.stdout
+    assert "4 to train on, 8 held out" in run.stdout
+    # The table, the samples, and where things are
+    assert "Reward on held-out prompts" in run.stdout and "8 x 4" in run.stdout
+    assert "brief" in run.stdout and "detailed" in run.stdout and "AutoModelForCausalLM.from_pretrained" in run.stdout
+    assert (output / "reward.png").read_bytes().startswith(b"\x89PNG")
+    for entity in ("agent_0", "agent_1", "critic"):
+        AutoModelForCausalLM.from_pretrained(output / entity)
+    assert (output / "critic" / "value_head.pt").is_file()
+
+
+def test_train_magrpo_reads_a_config_file_and_the_command_line_wins(tmp_path, models):
+    config = tmp_path / "run.yaml"
+    settings = {
+        "agents": [models["a"]],
+        "dataset_name": str(tmp_path / "prompts.jsonl"),
+        "max_steps": 50,
+        "max_completion_length": 5,
+        "num_generations": 2,
+        "num_eval_prompts": 2,
+        "output_dir": str(tmp_path / "run"),
+    }
+    config.write_text(yaml.safe_dump(settings))
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"w{i}"}) for i in range(6)))
+    run = launch("train_magrpo.py", "--config", str(config), "--max_steps", "1")
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "1 updates of 8 joint answers, 2 for each prompt, at most 5 tokens" in run.stdout
+    assert (tmp_path / "run" / "agent_1" / "config.json").is_file()
+
+
+def test_a_wrong_number_of_actors_is_named(monkeypatch, models):
+    with pytest.raises(ValueError, match="--agents names 3 models; this example trains two"):
+        run_here(monkeypatch, "train_magrpo.py", "--agents", *[models["a"]] * 3)
+
+
+def test_a_refused_option_is_named_with_the_reason(monkeypatch, models):
+    with pytest.raises(ValueError, match="use_vllm=True is not supported .*each actor needs a vLLM engine"):
+        run_here(monkeypatch, "train_magrpo.py", "--agents", models["a"], "--use_vllm", "true")
+
+
+@pytest.mark.parametrize("script", ["train_maac.py", "train_magrpo.py"])
+def test_help_is_grouped_and_leaves_out_what_is_refused(monkeypatch, capsys, script):
+    with pytest.raises(SystemExit, match="0"):
+        run_here(monkeypatch, script, "--help")
+    text = capsys.readouterr().out
+    for section in ("what is trained, on what:", "the team:", "each actor:", "the run:"):
+        assert section in text
+    assert "--agents" in text and "--learning_rate" in text
+    assert "--use_vllm" not in text and max(map(len, text.splitlines())) <= 110
+
+
+@pytest.mark.slow
+def test_the_main_job_runs_on_the_embedded_default(tmp_path):
+    run = launch(
+        "train_maac.py", "--max_steps", "2", "--num_eval_prompts", "2", "--output_dir", str(tmp_path), timeout=850
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "SmolLM2-135M-Instruct" in run.stdout and "2 x 4" in run.stdout
+    assert (tmp_path / "agent_1" / "model.safetensors").stat().st_size > 5e8

@@ -1,0 +1,465 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""
+Two processes give the weights of one, with DDP, ZeRO-2 and ZeRO-3, on the CPU.
+
+This file is also the script that the two processes run (`main`): `torchrun --nproc_per_node 2 <this file> <command>
+<directory> <ZeRO stage>`. A process trains all cases of its back end one after the other, exports each team, and
+leaves what it saw in `<case>/rank_<i>.json`. One process does the same cases inside the test.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from peft import LoraConfig
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, set_seed
+
+from tests.tiny import dataset, gpt2, llama, lm, tok, weights_hash
+from trl_multiagent import MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent.agents.grpo_agent import GRPOAgent
+
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH_TIMEOUT = 300  # seconds; a launch takes a small part of it, so what runs into it hangs
+# float32: sums over two processes are rounded in another order than those over one. The second moments' epsilon is
+# raised so that AdamW does not turn the rounding of a gradient that is 0 into a step of the learning rate.
+TOLERANCE = 2e-6
+ADAM_EPSILON = 1e-3
+
+# Per-device batches are those of two processes; one process gets the double
+CASES = {
+    "accumulation": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "num_generations": 4},
+    "from disk with KL": {"beta": 0.1, "num_iterations": 2, "loss_type": "grpo", "num_generations": 4},
+    "LoRA beside full": {"beta": 0.1, "num_generations": 4},
+    "groups over both processes": {"num_generations": 8},
+    "groups cut unevenly": {"num_generations": 4, "per_device_train_batch_size": 6},
+    "MAAC": {"critic_type": "q", "num_generations": 4, "beta": 0.1, "num_iterations": 2, "critic_learning_rate": 5e-3},
+    "clipped": {"num_generations": 4, "max_grad_norm": 0.1},
+}
+# DeepSpeed clips by one norm over the team, so that case has no match there
+DDP_CASES = list(CASES)
+ZERO_CASES = ["accumulation", "from disk with KL", "LoRA beside full", "groups over both processes", "MAAC"]
+BACKENDS = {
+    "DDP": (0, DDP_CASES),
+    "ZeRO-2": (2, ZERO_CASES),
+    "ZeRO-3": (3, ZERO_CASES),
+}
+
+
+class RecordingReward:
+    """Word numbers of the joint response; keeps what it was called with."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, first, second, batch_items):
+        values = [
+            float(sum(int(word[1:]) % 7 for word in f"{a} {b}".split() if word[0] == "w"))
+            for a, b in zip(first, second, strict=True)
+        ]
+        texts = [f"{a} | {b}" for a, b in zip(first, second, strict=True)]
+        self.calls.append({"prompts": [row["prompt"] for row in batch_items], "texts": texts, "values": values})
+        return values
+
+
+def generate_by_row(generate):
+    """Sample every row by itself, with random numbers that belong to the row, on whatever process it is."""
+
+    def generate_rows(self, prompt_ids, *args, **kwargs):
+        group = self.args.num_generations
+        first = self.accelerator.process_index * len(prompt_ids)
+        completions = []
+        for row, ids in enumerate(prompt_ids):
+            key = f"{self.model.config.vocab_size} {self._step} {ids} {(first + row) % group}"
+            with torch.random.fork_rng():
+                torch.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big"))
+                completions += generate(self, [ids], *args, **kwargs)[0]
+        return completions, None
+
+    return generate_rows
+
+
+def build(case: str, directory: Path, processes: int, stage: int):
+    changed = {"per_device_train_batch_size": 4, "max_grad_norm": 0.0, **CASES[case]}
+    changed["per_device_train_batch_size"] *= 2 // processes
+    config_class = MAACConfig if "critic_type" in changed else MAGRPOConfig
+    args = config_class(
+        output_dir=str(directory / case / "run"),
+        max_completion_length=4,
+        learning_rate=1e-2,
+        adam_epsilon=ADAM_EPSILON,
+        max_steps=3,
+        logging_steps=1,
+        per_device_eval_batch_size=8,
+        report_to=["wandb"] if case == "accumulation" else [],
+        disable_tqdm=True,
+        use_cpu=True,
+        bf16=False,
+        save_strategy="no",
+        seed=3,
+        deepspeed=zero(stage),
+        **changed,
+    )
+    assert args.gradient_checkpointing
+    agents = [lm(0), llama(1, vocab=40)]
+    if case == "from disk with KL":
+        agents = [str(directory / "sources" / "qwen2"), str(directory / "sources" / "llama")]
+    arguments = {
+        "agents": agents,
+        "tokenizer": [tok(32), tok(40)],
+        "reward_func": RecordingReward(),
+        "args": args,
+        "train_dataset": dataset(6),
+        "eval_dataset": dataset(3),
+    }
+    if case == "LoRA beside full":
+        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        arguments["peft_config"] = [None, lora]
+    set_seed(5)
+    if config_class is MAACConfig:
+        return MAACTrainer(critic_model=gpt2(7, vocab=48), critic_tokenizer=tok(48), **arguments)
+    return MAGRPOTrainer(**arguments)
+
+
+def zero(stage: int) -> dict | None:
+    if not stage:
+        return None
+    return {
+        "zero_optimization": {
+            "stage": stage,
+            # Everything is split up, also the small parameters that would stay whole
+            **({"stage3_param_persistence_threshold": 0} if stage == 3 else {}),
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+    }
+
+
+def record_wandb() -> dict:
+    """Replace what logs to W&B by a recorder; no run is started."""
+    import wandb
+
+    seen = {"init": 0, "log": []}
+    run = MagicMock()
+
+    def init(*args, **kwargs):
+        seen["init"] += 1
+        wandb.run = run
+        return run
+
+    def log(data, *args, **kwargs):
+        seen["log"].append(sorted(data))
+
+    run.log = log
+    wandb.run, wandb.init, wandb.log, wandb.config, wandb.define_metric = None, init, log, MagicMock(), MagicMock()
+    return seen
+
+
+def run_case(case: str, directory: Path, processes: int, stage: int) -> dict:
+    """Train, evaluate and export one case; returns what is to be known about it."""
+    wandb = record_wandb() if case == "accumulation" else None
+    trainer = build(case, directory, processes, stage)
+    reward = trainer.reward.funcs[0]
+    trainer.train()
+    report = {
+        "processes": trainer.accelerator.num_processes,
+        "zero_stage": trainer.accelerator.state.deepspeed_plugin.zero_stage if trainer.is_deepspeed_enabled else 0,
+        "wrapper": type(trainer.model_wrapped).__name__,
+        "calls": list(reward.calls),
+        "logs": [step for step in trainer.state.log_history if "loss" in step],
+        "wandb": wandb and dict(wandb, log=list(wandb["log"])),
+        "distinct": trainer.agents[0] is not trainer.agents[1],
+    }
+    if stage != 3:
+        report["hashes"] = [weights_hash(module) for _, module in trainer.model.entities()]
+    if case == "accumulation":
+        reward.calls.clear()
+        report["evaluation"] = trainer.evaluate()
+        report["evaluation_calls"] = list(reward.calls)
+    trainer.save_model(str(directory / case / "export"))
+    return report
+
+
+def main(command: str, directory: str, stage: str) -> None:
+    directory, stage = Path(directory), int(stage)
+    GRPOAgent._generate_single_turn = generate_by_row(GRPOAgent._generate_single_turn)
+    if command == "raise":
+        train_with_a_reward_that_raises(directory)
+        return
+    for case in ZERO_CASES if stage else DDP_CASES:
+        report = run_case(case, directory, 2, stage)
+        assert report["processes"] == 2
+        assert report["zero_stage"] == stage
+        rank = int(os.environ["RANK"])
+        (directory / case / f"rank_{rank}.json").write_text(json.dumps(report))
+        AcceleratorState._reset_state()  # the next trainer may bring its own DeepSpeed plugin
+
+
+def train_with_a_reward_that_raises(directory: Path) -> None:
+    trainer = build("groups over both processes", directory, 2, 0)
+    assert trainer.accelerator.num_processes == 2
+    reward = trainer.reward.funcs[0]
+
+    def score(*args, **kwargs):
+        if trainer.state.global_step == 1 and trainer.accelerator.process_index == 0:
+            raise KeyError("the grader lost this task")
+        return reward(*args, **kwargs)
+
+    trainer.reward.funcs[0] = score
+    trainer.train()
+
+
+# The tests
+
+
+def launch(command: str, directory: Path, stage: int) -> subprocess.CompletedProcess:
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    }
+    worker = [str(Path(__file__).resolve()), command, str(directory), str(stage)]
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *worker],
+        env=environment,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=LAUNCH_TIMEOUT,
+    )
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Models on disk, for the case that loads its actors by name."""
+    directory = tmp_path_factory.mktemp("sources")
+    lm(0).save_pretrained(directory / "sources" / "qwen2")
+    llama(1, vocab=40).save_pretrained(directory / "sources" / "llama")
+    return directory / "sources"
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory, sources):
+    """Directory and reports of all cases in one process."""
+    directory = tmp_path_factory.mktemp("one")
+    (directory / "sources").symlink_to(sources)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GRPOAgent, "_generate_single_turn", generate_by_row(GRPOAgent._generate_single_turn))
+        for name in ("run", "init", "log", "config", "define_metric"):
+            patch.setattr(f"wandb.{name}", None)
+        reports = {case: run_case(case, directory, 1, 0) for case in CASES}
+    assert {report["processes"] for report in reports.values()} == {1}
+    return directory, reports
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def two_processes(request, tmp_path_factory, sources):
+    """Back end, directory and reports (`[case][rank]`) of all its cases in two processes."""
+    stage, cases = BACKENDS[request.param]
+    if stage:
+        pytest.importorskip("deepspeed")
+    directory = tmp_path_factory.mktemp("two")
+    (directory / "sources").symlink_to(sources)
+    done = launch("train", directory, stage)
+    assert done.returncode == 0, done.stderr[-5000:]
+    reports = {
+        case: [json.loads((directory / case / f"rank_{rank}.json").read_text()) for rank in range(2)] for case in cases
+    }
+    return request.param, directory, reports
+
+
+def exported(directory: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of an export, named by its place."""
+    tensors = {}
+    for path in sorted(directory.rglob("*.safetensors")):
+        for name, tensor in load_file(path).items():
+            tensors[f"{path.parent.relative_to(directory)}/{name}"] = tensor
+    for path in sorted(directory.rglob("value_head.pt")):
+        for name, tensor in torch.load(path, weights_only=True).items():
+            tensors[f"{path.parent.relative_to(directory)}/value_head/{name}"] = tensor
+    return tensors
+
+
+@pytest.mark.distributed
+def test_exported_weights_equal_those_of_one_process(one_process, two_processes):
+    backend, directory, reports = two_processes
+    for case in reports:
+        one, two = exported(one_process[0] / case / "export"), exported(directory / case / "export")
+        assert len(one) > 20 and one.keys() == two.keys(), case
+        far = {name: (one[name] - two[name]).abs().max().item() for name in one}
+        worst = max(far, key=far.get)
+        assert far[worst] <= TOLERANCE, f"{backend}, {case}: {worst} is {far[worst]} away"
+
+
+@pytest.mark.distributed
+def test_weights_have_moved_and_rewards_differ(one_process):
+    """The comparison is worth something: every actor has learned, from rewards that differ within a group."""
+    directory, reports = one_process
+    for case, report in reports.items():
+        tensors = exported(directory / case / "export")
+        start = {"agent_0": lm(0).state_dict(), "agent_1": llama(1, vocab=40).state_dict()}
+        for actor, weights in start.items():
+            own = {name.removeprefix(f"{actor}/"): t for name, t in tensors.items() if name.startswith(f"{actor}/")}
+            if case == "LoRA beside full" and actor == "agent_1":
+                weights = {name: weight for name, weight in weights.items() if "q_proj" in name or "v_proj" in name}
+            still = [name for name, weight in weights.items() if (own[name] - weight).abs().max() < 10 * TOLERANCE]
+            assert still == [], f"{case}, {actor}"
+        assert len(report["logs"]) == 3
+        assert all(max(call["values"]) > min(call["values"]) for call in report["calls"]), case
+
+
+@pytest.mark.distributed
+def test_both_processes_end_with_the_same_weights(two_processes):
+    backend, _, reports = two_processes
+    if backend == "ZeRO-3":
+        pytest.skip("each process holds its own part of every weight")
+    for case, (first, second) in reports.items():
+        assert first["hashes"] == second["hashes"], case
+        assert len(set(first["hashes"])) == len(first["hashes"]) == (3 if case == "MAAC" else 2)
+
+
+@pytest.mark.distributed
+def test_the_back_end_is_the_one_that_was_asked_for(two_processes):
+    backend, _, reports = two_processes
+    wrapper = "DistributedDataParallel" if backend == "DDP" else "DeepSpeedEngine"
+    for case, ranks in reports.items():
+        for report in ranks:
+            assert report["processes"] == 2
+            assert report["zero_stage"] == BACKENDS[backend][0]
+            assert report["wrapper"] == wrapper
+            assert report["distinct"], case
+
+
+@pytest.mark.distributed
+def test_logged_numbers_equal_those_of_one_process(one_process, two_processes):
+    _, _, reports = two_processes
+    apart = {"step_time", "epoch", "grad_norm", "agent_0/grad_norm", "agent_1/grad_norm", "critic_0/grad_norm"}
+    # TRL averages these over the tokens of each micro-batch, and then over micro-batches, which hold other rows here
+    token_means = {"entropy", "kl", *(f"clip_ratio/{name}" for name in ("low_mean", "high_mean", "region_mean"))}
+    for case, ranks in reports.items():
+        expected = one_process[1][case]["logs"]
+        assert len(ranks[0]["logs"]) == len(expected)
+        for ours, theirs in zip(ranks[0]["logs"], expected, strict=True):
+            assert ours.keys() | apart == theirs.keys() | apart
+            for name in ours.keys() - apart:
+                if "gradient_accumulation_steps" in CASES[case] and name.split("/", 1)[-1] in token_means:
+                    continue
+                message = f"{case}, step {theirs['step']}: {name}"
+                assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), message
+
+
+@pytest.mark.distributed
+def test_a_reward_function_sees_whole_groups_each_once(one_process, two_processes):
+    _, _, reports = two_processes
+    for case, ranks in reports.items():
+        generations = CASES[case]["num_generations"]
+        calls = [call for report in ranks for call in report["calls"]]
+        for call in calls:
+            assert len(call["prompts"]) == len(call["texts"]) == generations, case
+            assert len(set(call["prompts"])) == 1, case
+        expected = one_process[1][case]["calls"]
+        key = lambda call: (call["prompts"], call["texts"], call["values"])  # noqa: E731
+        assert sorted(calls, key=key) == sorted(expected, key=key), case
+        # The work is shared out
+        assert all(report["calls"] for report in ranks) or case == "groups over both processes"
+
+
+@pytest.mark.distributed
+def test_exports_hold_whole_tensors_and_load(two_processes):
+    backend, directory, reports = two_processes
+    shapes = {
+        "agent_0": {name: t.shape for name, t in lm(0).state_dict().items()},
+        "agent_1": {name: t.shape for name, t in llama(1, vocab=40).state_dict().items()},
+        "critic": {name: t.shape for name, t in gpt2(7, vocab=48).state_dict().items()},
+    }
+    for case in reports:
+        folder = directory / case / "export"
+        entities = ["agent_0", "agent_1", "critic"] if case == "MAAC" else ["agent_0", "agent_1"]
+        assert sorted(path.name for path in folder.iterdir()) == entities
+        for entity in entities:
+            model, report = AutoModelForCausalLM.from_pretrained(folder / entity, output_loading_info=True)
+            assert not report["missing_keys"] and not report["mismatched_keys"], f"{backend}, {case}, {entity}"
+            assert {name: t.shape for name, t in model.state_dict().items()} == shapes[entity]
+        for name, tensor in exported(folder).items():
+            assert tensor.numel() > 0 and torch.isfinite(tensor).all(), name
+
+
+@pytest.mark.distributed
+def test_evaluation_counts_exactly_its_prompts(one_process, two_processes):
+    _, _, reports = two_processes
+    ranks = reports["accumulation"]
+    calls = [call for report in ranks for call in report["evaluation_calls"]]
+    prompts = dataset(3)["prompt"]
+    assert sorted(call["prompts"] for call in calls) == sorted([prompt] * 4 for prompt in prompts)
+    values = [value for call in calls for value in call["values"]]
+    for report in ranks:
+        assert report["evaluation"]["eval_reward"] == pytest.approx(sum(values) / 12, rel=1e-6)
+    one = one_process[1]["accumulation"]["evaluation"]
+    assert ranks[0]["evaluation"]["eval_reward"] == pytest.approx(one["eval_reward"], rel=1e-6)
+
+
+@pytest.mark.distributed
+def test_one_wandb_run_and_one_row_for_each_logged_step(two_processes):
+    _, _, reports = two_processes
+    first, second = (report["wandb"] for report in reports["accumulation"])
+    assert first["init"] == 1 and second["init"] == 0
+    assert second["log"] == []
+    losses = [row for row in first["log"] if "train/loss" in row]
+    assert len(losses) == 3 == len(reports["accumulation"][0]["logs"])
+    for row in losses:  # every actor's metrics are in the row of the step
+        assert {"train/agent_0/entropy", "train/agent_1/entropy", "train/reward"} <= set(row)
+    assert len(first["log"]) == 4  # and the summary of the run
+
+
+def test_one_wandb_run_for_three_actors(tmp_path, monkeypatch):
+    import wandb
+
+    for name in ("run", "init", "log", "config", "define_metric"):
+        monkeypatch.setattr(wandb, name, None)
+    seen = record_wandb()
+    trainer = MAACTrainer(
+        agents=[lm(0), lm(1), lm(2)],
+        critic_model=lm(3),
+        tokenizer=tok(),
+        reward_func=lambda *texts: [float(len(text)) for text in texts[0]],
+        args=MAACConfig(
+            output_dir=str(tmp_path),
+            num_generations=4,
+            max_completion_length=4,
+            max_steps=4,
+            logging_steps=2,
+            report_to=["wandb"],
+            disable_tqdm=True,
+            use_cpu=True,
+            bf16=False,
+            save_strategy="no",
+        ),
+        train_dataset=dataset(4),
+    )
+    trainer.train()
+    assert seen["init"] == 1
+    assert len([row for row in seen["log"] if "train/loss" in row]) == 2
+    assert len(seen["log"]) == 3
+
+
+@pytest.mark.distributed
+def test_a_reward_function_that_raises_on_one_process_ends_the_job(tmp_path):
+    done = launch("raise", tmp_path, 0)  # the launch has a time limit: what hangs runs into it
+    assert done.returncode != 0
+    assert "KeyError: 'the grader lost this task'" in done.stderr
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
