@@ -69,9 +69,7 @@ def scored_logps(agent, batch, index):
     part = {k.removeprefix(f"agent_{index}/"): v for k, v in batch.items() if k.startswith(f"agent_{index}/")}
     ids = torch.cat([part["prompt_ids"], part["completion_ids"]], dim=1)
     attention = torch.cat([part["prompt_mask"], part["completion_mask"]], dim=1)
-    logps, _, _ = agent._get_per_token_logps_and_entropies(
-        agent.model, ids, attention, part["completion_ids"].size(1)
-    )
+    logps, _, _ = agent._get_per_token_logps_and_entropies(agent.model, ids, attention, part["completion_ids"].size(1))
     return logps.detach(), part["completion_mask"]
 
 
@@ -128,17 +126,21 @@ class TestEos:
         trainer.tokenizers[0].pad_token = "w0"
         assert trainer.tokenizers[1].pad_token_id == EOS
 
-    def test_the_eos_has_a_gradient(self, build, monkeypatch):
-        """With every token but the last at a probability near 1, only a learned EOS moves the weights."""
-        trainer = build(reward_func=lambda a, b: [0.0, 1.0], max_grad_norm=0.0, optim="sgd", learning_rate=0.0)
-        stub_rollouts(monkeypatch, trainer, [[[EOS], [EOS]], [[5, EOS], [5, EOS]]])
+    def test_an_eos_is_learned(self, build, monkeypatch):
+        """It is all that was said here, so without it in the loss nothing would change."""
+        data = dataset(1).map(lambda row: {"prompt": "w0 w1"})
+        trainer = build(
+            train_dataset=data,
+            tokenizer=tok(pad="<eos>"),
+            reward_func=lambda a, b: [1.0, 0.0],
+            optim="sgd",
+            learning_rate=0.1,
+        )
+        stub_rollouts(monkeypatch, trainer, [[[EOS], []], [[EOS], []]])
+        before = [token_logps(actor, [3, 4], [EOS]).item() for actor in trainer.agents]
         trainer.train()
-        batch = trainer._buffered_inputs[0]
-        assert batch["agent_0/completion_mask"].tolist() == [[1]] * 4
-        trainer.agents[0].zero_grad()
-        trainer.agents[0].train()
-        logps, _ = scored_logps(trainer.agent_trainers[0], batch, 0)
-        assert (logps < 0).all()
+        after = [token_logps(actor.eval(), [3, 4], [EOS]).item() for actor in trainer.agents]
+        assert all(new > old + 1e-4 for new, old in zip(after, before, strict=True))
 
 
 class TestPaddingIsInert:
@@ -388,7 +390,11 @@ class TestDropout:
         assert_on_policy(first_ratios(trainer))
         assert [logged(trainer, f"agent_{i}/kl")[0] for i in range(2)] == pytest.approx([0.0, 0.0], abs=1e-6)
 
-    @pytest.mark.parametrize("make", [lambda: lm(5, attention_dropout=0.5), lambda: gpt2(5, dropout=0.5)])
+    @pytest.mark.parametrize(
+        "make",
+        [lambda: lm(5, attention_dropout=0.5), lambda: gpt2(5, dropout=0.5)],
+        ids=["functional_attention_dropout", "dropout_modules"],
+    )
     def test_a_critics_first_values_are_those_at_sampling_time(self, tmp_path, make):
         trainer = MAACTrainer(
             agents=[lm(0), lm(1)],

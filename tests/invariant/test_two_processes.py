@@ -7,6 +7,7 @@ This file is also the script that the two processes run (`main`): `torchrun --np
 leaves what it saw in `<case>/rank_<i>.json`. One process does the same cases inside the test.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -39,32 +40,43 @@ CASES = {
     "accumulation": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "num_generations": 4},
     "from disk with KL": {"beta": 0.1, "num_iterations": 2, "loss_type": "grpo", "num_generations": 4},
     "LoRA beside full": {"beta": 0.1, "num_generations": 4},
+    "one frozen": {"num_generations": 4},
     "groups over both processes": {"num_generations": 8},
     "groups cut unevenly": {"num_generations": 4, "per_device_train_batch_size": 6},
     "MAAC": {"critic_type": "q", "num_generations": 4, "beta": 0.1, "num_iterations": 2, "critic_learning_rate": 5e-3},
+    "MAAC with missing rewards": {"critic_type": "v", "num_generations": 4, "critic_learning_rate": 5e-3},
     "clipped": {"num_generations": 4, "max_grad_norm": 0.1},
 }
 # DeepSpeed clips by one norm over the team, so that case has no match there
-DDP_CASES = list(CASES)
-ZERO_CASES = ["accumulation", "from disk with KL", "LoRA beside full", "groups over both processes", "MAAC"]
-BACKENDS = {
-    "DDP": (0, DDP_CASES),
-    "ZeRO-2": (2, ZERO_CASES),
-    "ZeRO-3": (3, ZERO_CASES),
-}
+ZERO_CASES = [
+    "accumulation",
+    "from disk with KL",
+    "LoRA beside full",
+    "one frozen",
+    "groups over both processes",
+    "MAAC",
+]
+BACKENDS = {"DDP": (0, list(CASES)), "ZeRO-2": (2, ZERO_CASES), "ZeRO-3": (3, ZERO_CASES)}
+EVERY_RUN = pytest.mark.parametrize(
+    ("backend", "case"), [(backend, case) for backend, (_, cases) in BACKENDS.items() for case in cases]
+)
+EVERY_BACKEND = pytest.mark.parametrize("backend", BACKENDS)
 
 
 class RecordingReward:
-    """Word numbers of the joint response; keeps what it was called with."""
+    """Word numbers of the joint response; keeps what it was called with. With `gaps` some have no reward."""
 
-    def __init__(self):
+    def __init__(self, gaps: bool = False):
         self.calls = []
+        self.gaps = gaps
 
     def __call__(self, first, second, batch_items):
         values = [
             float(sum(int(word[1:]) % 7 for word in f"{a} {b}".split() if word[0] == "w"))
             for a, b in zip(first, second, strict=True)
         ]
+        if self.gaps:
+            values = [None if value % 3 == 0 else value for value in values]
         texts = [f"{a} | {b}" for a, b in zip(first, second, strict=True)]
         self.calls.append({"prompts": [row["prompt"] for row in batch_items], "texts": texts, "values": values})
         return values
@@ -115,11 +127,13 @@ def build(case: str, directory: Path, processes: int, stage: int):
     arguments = {
         "agents": agents,
         "tokenizer": [tok(32), tok(40)],
-        "reward_func": RecordingReward(),
+        "reward_func": RecordingReward(gaps="missing" in case),
         "args": args,
         "train_dataset": dataset(6),
         "eval_dataset": dataset(3),
     }
+    if case == "one frozen":
+        agents[0].requires_grad_(False)
     if case == "LoRA beside full":
         lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
         arguments["peft_config"] = [None, lora]
@@ -181,7 +195,12 @@ def run_case(case: str, directory: Path, processes: int, stage: int) -> dict:
         "wandb": wandb and dict(wandb, log=list(wandb["log"])),
         "distinct": trainer.agents[0] is not trainer.agents[1],
     }
-    if stage != 3:
+    if stage == 3:
+        references = [agent.ref_model for agent in trainer.agent_trainers if agent.ref_model is not None]
+        parameters = [p for module in [trainer.model, *references] for p in module.parameters()]
+        report["whole"] = sum(p.numel() > 0 or p.ds_tensor.numel() >= p.ds_numel > 1 for p in parameters)
+        report["references"] = len(references)
+    else:
         report["hashes"] = [weights_hash(module) for _, module in trainer.model.entities()]
     if case == "accumulation":
         reward.calls.clear()
@@ -197,7 +216,7 @@ def main(command: str, directory: str, stage: str) -> None:
     if command == "raise":
         train_with_a_reward_that_raises(directory)
         return
-    for case in ZERO_CASES if stage else DDP_CASES:
+    for case in dict(BACKENDS.values())[stage]:
         report = run_case(case, directory, 2, stage)
         assert report["processes"] == 2
         assert report["zero_stage"] == stage
@@ -264,20 +283,26 @@ def one_process(tmp_path_factory, sources):
     return directory, reports
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def two_processes(request, tmp_path_factory, sources):
-    """Back end, directory and reports (`[case][rank]`) of all its cases in two processes."""
-    stage, cases = BACKENDS[request.param]
-    if stage:
-        pytest.importorskip("deepspeed")
-    directory = tmp_path_factory.mktemp("two")
-    (directory / "sources").symlink_to(sources)
-    done = launch("train", directory, stage)
-    assert done.returncode == 0, done.stderr[-5000:]
-    reports = {
-        case: [json.loads((directory / case / f"rank_{rank}.json").read_text()) for rank in range(2)] for case in cases
-    }
-    return request.param, directory, reports
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory, sources):
+    """From a back end to the directory and the reports (`[case][rank]`) of all its cases; each is launched once."""
+
+    @functools.cache
+    def run(backend: str):
+        stage, cases = BACKENDS[backend]
+        if stage:
+            pytest.importorskip("deepspeed")
+        directory = tmp_path_factory.mktemp("two")
+        (directory / "sources").symlink_to(sources)
+        done = launch("train", directory, stage)
+        assert done.returncode == 0, done.stderr[-5000:]
+        reports = {
+            case: [json.loads((directory / case / f"rank_{rank}.json").read_text()) for rank in range(2)]
+            for case in cases
+        }
+        return directory, reports
+
+    return run
 
 
 def exported(directory: Path) -> dict[str, torch.Tensor]:
@@ -293,132 +318,131 @@ def exported(directory: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.distributed
-def test_exported_weights_equal_those_of_one_process(one_process, two_processes):
-    backend, directory, reports = two_processes
-    for case in reports:
-        one, two = exported(one_process[0] / case / "export"), exported(directory / case / "export")
-        assert len(one) > 20 and one.keys() == two.keys(), case
-        far = {name: (one[name] - two[name]).abs().max().item() for name in one}
-        worst = max(far, key=far.get)
-        assert far[worst] <= TOLERANCE, f"{backend}, {case}: {worst} is {far[worst]} away"
+@EVERY_RUN
+def test_exported_weights_equal_those_of_one_process(backend, case, one_process, two_processes):
+    directory, _ = two_processes(backend)
+    one, two = exported(one_process[0] / case / "export"), exported(directory / case / "export")
+    assert len(one) > 20 and one.keys() == two.keys()
+    far = {name: (one[name] - two[name]).abs().max().item() for name in one}
+    worst = max(far, key=far.get)
+    assert far[worst] <= TOLERANCE, f"{worst} is {far[worst]} away"
 
 
 @pytest.mark.distributed
-def test_weights_have_moved_and_rewards_differ(one_process):
-    """The comparison is worth something: every actor has learned, from rewards that differ within a group."""
+@pytest.mark.parametrize("case", CASES)
+def test_one_process_has_learned_something(case, one_process):
+    """The comparison is worth something: what can learn has moved, by rewards that differ within a group."""
     directory, reports = one_process
-    for case, report in reports.items():
-        tensors = exported(directory / case / "export")
-        start = {"agent_0": lm(0).state_dict(), "agent_1": llama(1, vocab=40).state_dict()}
-        for actor, weights in start.items():
-            own = {name.removeprefix(f"{actor}/"): t for name, t in tensors.items() if name.startswith(f"{actor}/")}
-            if case == "LoRA beside full" and actor == "agent_1":
-                weights = {name: weight for name, weight in weights.items() if "q_proj" in name or "v_proj" in name}
-            still = [name for name, weight in weights.items() if (own[name] - weight).abs().max() < 10 * TOLERANCE]
-            assert still == [], f"{case}, {actor}"
-        assert len(report["logs"]) == 3
-        assert all(max(call["values"]) > min(call["values"]) for call in report["calls"]), case
+    tensors = exported(directory / case / "export")
+    start = {"agent_0": lm(0).state_dict(), "agent_1": llama(1, vocab=40).state_dict()}
+    for actor, weights in start.items():
+        own = {name.removeprefix(f"{actor}/"): t for name, t in tensors.items() if name.startswith(f"{actor}/")}
+        moved = {name for name, weight in weights.items() if (own[name] - weight).abs().max() > 10 * TOLERANCE}
+        if case == "one frozen" and actor == "agent_0":
+            assert moved == set()
+        elif case == "LoRA beside full" and actor == "agent_1":
+            assert moved == {name for name in weights if "q_proj" in name or "v_proj" in name}
+        else:
+            assert moved == set(weights)
+    assert len(reports[case]["logs"]) == 3
+    values = [{value for value in call["values"] if value is not None} for call in reports[case]["calls"]]
+    assert all(len(different) > 1 for different in values)
 
 
 @pytest.mark.distributed
-def test_both_processes_end_with_the_same_weights(two_processes):
-    backend, _, reports = two_processes
+@EVERY_RUN
+def test_both_processes_end_with_the_same_weights(backend, case, two_processes):
     if backend == "ZeRO-3":
         pytest.skip("each process holds its own part of every weight")
-    for case, (first, second) in reports.items():
-        assert first["hashes"] == second["hashes"], case
-        assert len(set(first["hashes"])) == len(first["hashes"]) == (3 if case == "MAAC" else 2)
+    first, second = two_processes(backend)[1][case]
+    assert first["hashes"] == second["hashes"]
+    assert len(set(first["hashes"])) == len(first["hashes"]) == (3 if "MAAC" in case else 2)
 
 
 @pytest.mark.distributed
-def test_the_back_end_is_the_one_that_was_asked_for(two_processes):
-    backend, _, reports = two_processes
-    wrapper = "DistributedDataParallel" if backend == "DDP" else "DeepSpeedEngine"
-    for case, ranks in reports.items():
-        for report in ranks:
-            assert report["processes"] == 2
-            assert report["zero_stage"] == BACKENDS[backend][0]
-            assert report["wrapper"] == wrapper
-            assert report["distinct"], case
+@EVERY_RUN
+def test_the_back_end_is_the_one_that_was_asked_for(backend, case, two_processes):
+    for report in two_processes(backend)[1][case]:
+        assert report["processes"] == 2
+        assert report["zero_stage"] == BACKENDS[backend][0]
+        assert report["wrapper"] == ("DistributedDataParallel" if backend == "DDP" else "DeepSpeedEngine")
+        assert report["distinct"]
+        if backend == "ZeRO-3":
+            assert report["whole"] == 0  # every weight is split up, those of the references too
+            assert report["references"] == {"from disk with KL": 2, "LoRA beside full": 1, "MAAC": 2}.get(case, 0)
 
 
 @pytest.mark.distributed
-def test_logged_numbers_equal_those_of_one_process(one_process, two_processes):
-    _, _, reports = two_processes
-    apart = {"step_time", "epoch", "grad_norm", "agent_0/grad_norm", "agent_1/grad_norm", "critic_0/grad_norm"}
-    # TRL averages these over the tokens of each micro-batch, and then over micro-batches, which hold other rows here
-    token_means = {"entropy", "kl", *(f"clip_ratio/{name}" for name in ("low_mean", "high_mean", "region_mean"))}
-    for case, ranks in reports.items():
-        expected = one_process[1][case]["logs"]
-        assert len(ranks[0]["logs"]) == len(expected)
-        for ours, theirs in zip(ranks[0]["logs"], expected, strict=True):
-            assert ours.keys() | apart == theirs.keys() | apart
-            for name in ours.keys() - apart:
-                if "gradient_accumulation_steps" in CASES[case] and name.split("/", 1)[-1] in token_means:
-                    continue
-                message = f"{case}, step {theirs['step']}: {name}"
-                assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), message
+@EVERY_RUN
+def test_logged_numbers_equal_those_of_one_process(backend, case, one_process, two_processes):
+    logs, expected = two_processes(backend)[1][case][0]["logs"], one_process[1][case]["logs"]
+    apart = {"step_time"}
+    if backend != "DDP":  # DeepSpeed has no norm of each entity
+        apart |= {name for step in [*logs, *expected] for name in step if name.endswith("grad_norm")}
+    if "gradient_accumulation_steps" in CASES[case]:
+        # TRL averages these over the tokens of each micro-batch, then over micro-batches, which hold other rows here
+        means = ("entropy", "kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+        apart |= {f"agent_{i}/{name}" for i in range(2) for name in means}
+    assert len(logs) == len(expected)
+    for ours, theirs in zip(logs, expected, strict=True):
+        assert ours.keys() | apart == theirs.keys() | apart
+        for name in ours.keys() - apart:
+            message = f"step {theirs['step']}: {name}"
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), message
 
 
 @pytest.mark.distributed
-def test_a_reward_function_sees_whole_groups_each_once(one_process, two_processes):
-    _, _, reports = two_processes
-    for case, ranks in reports.items():
-        generations = CASES[case]["num_generations"]
-        calls = [call for report in ranks for call in report["calls"]]
-        for call in calls:
-            assert len(call["prompts"]) == len(call["texts"]) == generations, case
-            assert len(set(call["prompts"])) == 1, case
-        expected = one_process[1][case]["calls"]
-        key = lambda call: (call["prompts"], call["texts"], call["values"])  # noqa: E731
-        assert sorted(calls, key=key) == sorted(expected, key=key), case
-        # The work is shared out
-        assert all(report["calls"] for report in ranks) or case == "groups over both processes"
+@EVERY_RUN
+def test_a_reward_function_sees_whole_groups_each_once(backend, case, one_process, two_processes):
+    ranks = two_processes(backend)[1][case]
+    calls = [call for report in ranks for call in report["calls"]]
+    for call in calls:
+        assert len(call["prompts"]) == len(call["texts"]) == CASES[case]["num_generations"]
+        assert len(set(call["prompts"])) == 1
+    expected = one_process[1][case]["calls"]
+    assert sorted(map(json.dumps, calls)) == sorted(map(json.dumps, expected))
+    if case != "groups over both processes":  # there, a batch is one group
+        assert all(report["calls"] for report in ranks)  # the work is shared out
 
 
 @pytest.mark.distributed
-def test_exports_hold_whole_tensors_and_load(two_processes):
-    backend, directory, reports = two_processes
-    shapes = {
-        "agent_0": {name: t.shape for name, t in lm(0).state_dict().items()},
-        "agent_1": {name: t.shape for name, t in llama(1, vocab=40).state_dict().items()},
-        "critic": {name: t.shape for name, t in gpt2(7, vocab=48).state_dict().items()},
-    }
-    for case in reports:
-        folder = directory / case / "export"
-        entities = ["agent_0", "agent_1", "critic"] if case == "MAAC" else ["agent_0", "agent_1"]
-        assert sorted(path.name for path in folder.iterdir()) == entities
-        for entity in entities:
-            model, report = AutoModelForCausalLM.from_pretrained(folder / entity, output_loading_info=True)
-            assert not report["missing_keys"] and not report["mismatched_keys"], f"{backend}, {case}, {entity}"
-            assert {name: t.shape for name, t in model.state_dict().items()} == shapes[entity]
-        for name, tensor in exported(folder).items():
-            assert tensor.numel() > 0 and torch.isfinite(tensor).all(), name
+@EVERY_RUN
+def test_exports_hold_whole_tensors_and_load(backend, case, two_processes):
+    folder = two_processes(backend)[0] / case / "export"
+    models = {"agent_0": lm(0), "agent_1": llama(1, vocab=40)} | (
+        {"critic": gpt2(7, vocab=48)} if "MAAC" in case else {}
+    )
+    assert {path.name for path in folder.iterdir()} == set(models)
+    for entity, original in models.items():
+        model, loading = AutoModelForCausalLM.from_pretrained(folder / entity, output_loading_info=True)
+        assert not loading["missing_keys"] and not loading["mismatched_keys"]
+        shapes = {name: tensor.shape for name, tensor in original.state_dict().items()}
+        assert {name: tensor.shape for name, tensor in model.state_dict().items()} == shapes
+    for name, tensor in exported(folder).items():
+        assert tensor.numel() > 0 and torch.isfinite(tensor).all(), name
 
 
 @pytest.mark.distributed
-def test_evaluation_counts_exactly_its_prompts(one_process, two_processes):
-    _, _, reports = two_processes
-    ranks = reports["accumulation"]
+@EVERY_BACKEND
+def test_evaluation_counts_exactly_its_prompts(backend, one_process, two_processes):
+    ranks = two_processes(backend)[1]["accumulation"]
     calls = [call for report in ranks for call in report["evaluation_calls"]]
-    prompts = dataset(3)["prompt"]
-    assert sorted(call["prompts"] for call in calls) == sorted([prompt] * 4 for prompt in prompts)
-    values = [value for call in calls for value in call["values"]]
-    for report in ranks:
-        assert report["evaluation"]["eval_reward"] == pytest.approx(sum(values) / 12, rel=1e-6)
-    one = one_process[1]["accumulation"]["evaluation"]
-    assert ranks[0]["evaluation"]["eval_reward"] == pytest.approx(one["eval_reward"], rel=1e-6)
+    assert sorted(call["prompts"] for call in calls) == sorted([prompt] * 4 for prompt in dataset(3)["prompt"])
+    mean = sum(value for call in calls for value in call["values"]) / 12
+    for report in [*ranks, one_process[1]["accumulation"]]:
+        assert report["evaluation"]["eval_reward"] == pytest.approx(mean, rel=1e-6)
 
 
 @pytest.mark.distributed
-def test_one_wandb_run_and_one_row_for_each_logged_step(two_processes):
-    _, _, reports = two_processes
-    first, second = (report["wandb"] for report in reports["accumulation"])
+@EVERY_BACKEND
+def test_one_wandb_run_and_one_row_for_each_logged_step(backend, two_processes):
+    ranks = two_processes(backend)[1]["accumulation"]
+    first, second = (report["wandb"] for report in ranks)
     assert first["init"] == 1 and second["init"] == 0
     assert second["log"] == []
-    losses = [row for row in first["log"] if "train/loss" in row]
-    assert len(losses) == 3 == len(reports["accumulation"][0]["logs"])
-    for row in losses:  # every actor's metrics are in the row of the step
+    steps = [row for row in first["log"] if "train/loss" in row]
+    assert len(steps) == len(ranks[0]["logs"]) == 3
+    for row in steps:  # every actor's metrics are in the row of the step
         assert {"train/agent_0/entropy", "train/agent_1/entropy", "train/reward"} <= set(row)
     assert len(first["log"]) == 4  # and the summary of the run
 

@@ -344,7 +344,6 @@ class MultiAgentTrainer(Trainer):
             for agent, prompts, reward in zip(self.agent_trainers, rollout.prompts, rewards, strict=True)
         ]
         batch = JointBatch(rollout, self._weighted(rewards), inputs, generations, mode, rank)
-        _warn_of_missing_rewards(batch, wanted)
         self._credit(batch)
         self._metrics.note_rewards(mode, batch.rewards)
         flat = {f"agent_{i}/{name}": value for i, part in enumerate(batch.inputs) for name, value in part.items()}
@@ -466,10 +465,8 @@ class MultiAgentTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """
-        Export the team: `agent_i/` for each actor, `critic/` for a central critic with `value_head.pt`, each loadable
-        by
-        `from_pretrained` and usable as a source for a new trainer. Call it on every process. It writes no training
-        state.
+        Export the team: `agent_i/` for each actor, `critic/` with `value_head.pt` for a central critic. Each loads by
+        `from_pretrained` and is a source for a new trainer. No training state is written. Call it on every process.
 
         Args:
             output_dir (`str`, *optional*):
@@ -489,14 +486,6 @@ class MultiAgentTrainer(Trainer):
             super()._load_best_model()
         else:
             load_team(self.model, self.state.best_model_checkpoint)
-
-
-def _warn_of_missing_rewards(batch: JointBatch, wanted: int | None) -> None:
-    missing = batch.rewards[:, :wanted].isnan()
-    if missing.all():
-        logger.warning("No joint response of this batch got a reward: nothing is learned from it.")
-    elif missing.any():
-        logger.warning("%d of %d rewards are missing; they are left out.", missing.sum().item(), missing.numel())
 
 
 def _identity(rows: list) -> list:

@@ -1,6 +1,7 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """The metrics of a team: its own, and those that TRL's code collects in every actor."""
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ import torch
 from ..agents.grpo_agent import GRPOAgent
 from ..functional.advantages import is_shared
 
+
+logger = logging.getLogger(__name__)
 
 # Metrics of TRL's that describe rewards
 _REWARD_METRICS = ("reward", "reward_std", "frac_reward_zero_std")
@@ -61,7 +64,13 @@ class TeamMetrics:
             if self._eval_samples_left is not None:
                 size = min(size, self._eval_samples_left)
                 self._eval_samples_left -= size
-            self._eval_rewards.append(rewards[:, :size].cpu())
+            rewards = rewards[:, :size]
+            self._eval_rewards.append(rewards.cpu())
+        missing = rewards.isnan()
+        if missing.any():
+            self.add(mode, "rewards/frac_missing", missing.float().mean().item())
+        if missing.all() and rewards.numel():
+            logger.warning("No joint response of this batch got a reward, so nothing is learned from it.")
 
     def pop(self, mode: str) -> dict[str, float | None]:
         """Means of all metrics since the last call. None where no value was a number, since loggers write JSON."""
