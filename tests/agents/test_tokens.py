@@ -154,6 +154,17 @@ class TestPaddingIsInert:
         trainer.train()
         assert completion_mask(batches[0], 0) == [[1, 1, 0, 0], [1, 1, 1, 1]] * 2
 
+    def test_so_is_the_padding_that_generate_puts_after_a_row_that_stopped_without_eos(self, build):
+        """Rows may end by another rule than EOS (a time limit, a stop string); only real tokens count."""
+        trainer = build(generation_kwargs={"max_time": 60.0})
+        for agent in trainer.agent_trainers:
+            stub_generate(agent, [[5, 6, PAD, PAD], [5, 6, 7, 8], [5, PAD, 6, PAD], [PAD] * 4])
+        batches = record_batches(trainer)
+        trainer.train()
+        for index in range(2):
+            assert completion_mask(batches[0], index) == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]]
+        assert batches[0]["agent_0/num_items_in_batch"].item() == 9
+
     @pytest.mark.parametrize("make", [lm, gpt2], ids=["rotary_positions", "learned_positions"])
     def test_log_probabilities_are_those_of_the_row_alone(self, build, monkeypatch, make):
         """Prompts and completions of different lengths: padding on both sides."""
@@ -328,7 +339,7 @@ class TestTemperature:
 def first_ratios(trainer):
     """(ratio to the sampling policy, KL to the reference) of each actor in the first micro-step, on kept tokens."""
     seen = []
-    for index, agent in enumerate(trainer.agent_trainers):
+    for agent in trainer.agent_trainers:
 
         def loss(model, inputs, agent=agent, stock=agent.loss, logps_of=agent._get_per_token_logps_and_entropies):
             current = []

@@ -7,9 +7,9 @@ import math
 import pytest
 from datasets import Dataset
 from peft import LoraConfig
+from tiny import CHAT_TEMPLATE, dataset, gpt2, lm, tok, weights_hash, word_reward
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.tiny import CHAT_TEMPLATE, dataset, gpt2, lm, tok, weights_hash, word_reward
 from trl_multiagent import MAGRPOConfig, MAGRPOTrainer
 
 

@@ -5,8 +5,8 @@ import hashlib
 
 import pytest
 import torch
+from tiny import dataset, gpt2, llama, lm, parameters, tok, weights_hash
 
-from tests.tiny import dataset, gpt2, llama, lm, parameters, tok, weights_hash
 from trl_multiagent import MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.agents.grpo_agent import GRPOAgent
 
@@ -83,7 +83,7 @@ def own_streams(monkeypatch):
     generate = GRPOAgent._generate_single_turn
 
     def generate_from_own_stream(self, prompt_ids, *args, **kwargs):
-        key = f"{self.model.config.identity} {self._step} {prompt_ids} {self.model.training}"
+        key = f"{self.model.config.identity} {self.state.global_step} {prompt_ids} {self.model.training}"
         with torch.random.fork_rng():
             torch.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big"))
             return generate(self, prompt_ids, *args, **kwargs)
@@ -203,6 +203,40 @@ def test_exchanged_actors_give_exchanged_results(team, critic, changed, own_stre
         assert weights_hash(first.critics[0]) == weights_hash(second.critics[0])
     rewards = [[step["reward"] for step in t.state.log_history if "reward" in step] for t in (first, second)]
     assert rewards[0] == rewards[1] and len(set(rewards[0])) > 1
+
+
+# Accumulation
+
+
+def rewards_with_gaps(*completions):
+    return [None if value % 3 == 0 else value for value in joint_reward(*completions)]
+
+
+@pytest.mark.parametrize("reward", [joint_reward, rewards_with_gaps])
+@pytest.mark.parametrize("critic", [None, lambda: lm(7)], ids=["MAGRPO", "MAAC"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_accumulated_micro_batches_give_the_update_of_one_batch(loss_type, critic, reward, tmp_path):
+    def run(size, accumulation):
+        trainer = train(
+            tmp_path,
+            [lm(0), llama(1, vocab=40)],
+            critic and critic(),
+            reward=reward,
+            loss_type=loss_type,
+            beta=0.1,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=accumulation,
+            adam_epsilon=1e-3,  # or AdamW would turn the rounding of a gradient that is 0 into a step
+        )
+        assert trainer.state.global_step == 4
+        return parameters(trainer.model), [step["loss"] for step in trainer.state.log_history[:-1]]
+
+    start = torch.cat([parameters(model) for model in (lm(0), llama(1, vocab=40))])
+    (whole, losses), *others = run(8, 1), run(4, 2), run(1, 8)
+    assert (whole[: start.numel()] - start).abs().max() > 1e-3
+    for weights, parts in others:
+        torch.testing.assert_close(weights, whole, rtol=0, atol=5e-6)
+        assert parts == pytest.approx(losses, rel=1e-4, abs=1e-5)
 
 
 # Evaluation
