@@ -11,6 +11,9 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import trl
+from accelerate.utils import convert_to_fp32
+from packaging.version import Version
 from torch import nn
 from trl.data_utils import is_conversational
 from trl.trainer import grpo_trainer
@@ -35,6 +38,7 @@ __all__ = [
     "get_callable_name",
     "is_async_callable",
     "is_conversational",
+    "keep_outputs_in_float32",
     "print_prompt_completions_sample",
     "reference_is_a_copy_of",
     "repeat_iterable_dataset",
@@ -123,6 +127,17 @@ TRL_CONTRACT = (
         "public",
     ),
 )
+
+
+def keep_outputs_in_float32(trainer: grpo_trainer.GRPOTrainer) -> None:
+    """
+    Give the bare model of a trainer under mixed precision the float32 outputs that its wrapper would give.
+
+    TRL before 1.16 takes log-probabilities from the model's logits and relies on Accelerate's wrapper to convert them.
+    Drop it when 1.16 is the oldest TRL: its fused head works in float32.
+    """
+    if trainer.accelerator.native_amp and Version(trl.__version__) < Version("1.16.0"):
+        trainer.model.register_forward_hook(lambda module, args, output: convert_to_fp32(output))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
-from .._compat import reference_is_a_copy_of
+from .._compat import keep_outputs_in_float32, reference_is_a_copy_of
 
 
 # Options of transformers' `generate` that end a row without an EOS token; what follows in the row is padding
@@ -35,7 +35,7 @@ class GRPOAgent(GRPOTrainer):
         args ([`~trl.GRPOConfig`]):
             The team's arguments; the agent works on a copy.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-            The actor's tokenizer; the agent works on a copy. Loaded with the model if it is an identifier.
+            The actor's own tokenizer: TRL may set its pad token. Loaded with the model if it is an identifier.
         reward_names (list of `str`):
             Names of the team's reward functions, for the metrics.
         peft_config ([`~peft.PeftConfig`], *optional*):
@@ -68,8 +68,7 @@ class GRPOAgent(GRPOTrainer):
                 reward_funcs=[_team_scores] * len(reward_names),
                 args=_agent_args(args),
                 train_dataset=Dataset.from_dict({"prompt": ["The team has the data."]}),
-                # Setting a pad token on a tokenizer that is shared would change it for the others
-                processing_class=copy.deepcopy(processing_class),
+                processing_class=processing_class,
                 peft_config=peft_config,
                 quantization_config=quantization_config,
             )
@@ -77,6 +76,7 @@ class GRPOAgent(GRPOTrainer):
         if args.disable_dropout:
             for module in (self.model, self.ref_model):
                 _disable_functional_dropout(module)
+        keep_outputs_in_float32(self)
         options = self.args.generation_kwargs or {}
         self._strips_padding = any(options.get(name) is not None for name in _STOPPING_OPTIONS)
 
@@ -92,7 +92,6 @@ class GRPOAgent(GRPOTrainer):
     def follow(self, team) -> None:
         """Take over what TRL's code reads from a running trainer: the whole of what must be kept in step."""
         self.state = team.state
-        self._step = team._step
         if team.model.training:
             self.current_gradient_accumulation_steps = team.current_gradient_accumulation_steps
 

@@ -120,7 +120,8 @@ def resolve_num_agents(argument: int | None, config: int | None) -> int | None:
 
 def resolve_tokenizers(tokenizer: Any, agents: Sequence[ModelLike]) -> list[PreTrainedTokenizerBase]:
     """
-    One tokenizer for each actor: those given (one for all, or a list in actor order), else the identifier's own.
+    One tokenizer for each actor: copies of those given (one for all, or a list in actor order), else the identifier's
+    own. TRL may set a pad token, which must not change the tokenizer of another actor or of the user.
 
     Raises:
         ValueError: a loaded model has no tokenizer, or the list has the wrong length.
@@ -138,13 +139,24 @@ def _tokenizer_of(name: str, model: ModelLike, tokenizer: Any) -> PreTrainedToke
     if isinstance(tokenizer, ProcessorMixin):
         raise ValueError(f"{name}: got a {type(tokenizer).__name__}, expected a tokenizer. Actors are text models.")
     if tokenizer is not None and not isinstance(tokenizer, str):
-        return tokenizer
+        return copy_tokenizer(name, tokenizer)
     if tokenizer is None and not isinstance(model, str):
         raise ValueError(
             f"{name} is a loaded model and has no tokenizer. Pass `tokenizer=`: one that all actors share, or a list "
             f"in actor order."
         )
     return load_tokenizer(tokenizer or model)
+
+
+def copy_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A copy of a tokenizer; a `ValueError` naming the entity if it cannot be copied, and so neither be saved."""
+    try:
+        return copy.deepcopy(tokenizer)
+    except Exception as error:
+        raise ValueError(
+            f"{name}: its tokenizer can be neither copied nor saved ({type(error).__name__}: {error}). A custom part "
+            f"of a `tokenizers` pipeline has no serialized form; use a tokenizer without one."
+        ) from error
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
@@ -191,6 +203,11 @@ def clear_dense_quantization(name: str, model: nn.Module) -> None:
     method = getattr(getattr(model, "quantization_method", None), "value", getattr(model, "quantization_method", None))
     if method != "gguf" and getattr(getattr(quantizer, "quantization_config", None), "quant_method", None) != "gguf":
         return
+    if getattr(quantizer, "packed_modules", None):
+        raise ValueError(
+            f"{name} was loaded from GGUF with packed weights, which can neither be trained nor saved. Load it with "
+            f"`quantization_config=GgufConfig(dequantize=True)`."
+        )
     logger.info("%s was loaded from GGUF; its weights are dense and will be saved as a normal model.", name)
     for attribute in ("hf_quantizer", "quantization_method", "is_quantized"):
         if hasattr(model, attribute):
@@ -229,7 +246,7 @@ def load_value_model(
         and cached_file(source, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
     ):
         tokenizer = source
-    tokenizer = copy.deepcopy(fallback_tokenizer) if tokenizer is None else _tokenizer_of(name, source, tokenizer)
+    tokenizer = _tokenizer_of(name, source, fallback_tokenizer if tokenizer is None else tokenizer)
     check_vocabulary(name, backbone, tokenizer)
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)  # the head does not depend on what was built before it

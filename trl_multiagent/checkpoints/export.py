@@ -4,15 +4,19 @@ Export of a team: `agent_0/`, `agent_1/`, ..., `critic/`, each a directory for `
 beside the backbone it belongs to.
 """
 
+import copy
 import logging
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
 from ..models.critic import ValueModel, base_language_model
 from ..models.team import MultiAgentModel
@@ -72,8 +76,6 @@ def _save_entity(module: nn.Module, directory: Path, adapters_only: bool) -> Non
     model = module.backbone if isinstance(module, ValueModel) else module
     if hasattr(model, "get_base_model") and not adapters_only and not base_is_found_by_name(model):
         # Merging changes weights in the last bits and merging back does not restore them, so a copy is merged
-        import copy
-
         model = copy.deepcopy(model).merge_and_unload()
     model.save_pretrained(directory)
     if isinstance(module, ValueModel):
@@ -81,9 +83,42 @@ def _save_entity(module: nn.Module, directory: Path, adapters_only: bool) -> Non
 
 
 def base_is_found_by_name(model: nn.Module) -> bool:
-    """Whether the base of a PEFT model has a name by which `from_pretrained` finds it: a directory or a hub id."""
-    name = base_language_model(model).config._name_or_path
-    return bool(name) and (os.path.isdir(name) or not os.path.isabs(name))
+    """
+    Whether loading the base of a PEFT model by its name (a directory or a hub id) gives the base that it has now: it
+    was not built from a config or a GGUF file, not resized, and its weights were not changed after loading.
+    """
+    base = base_language_model(model)
+    name = base.config._name_or_path
+    config = _find_config(name)
+    if config is None:
+        return False
+    files = sorted(Path(config).parent.glob("*.safetensors"))
+    if not files:
+        return True  # weights in another format; the name is all there is to go by
+    own = {key.replace(".base_layer.", "."): tensor for key, tensor in base.state_dict().items() if "lora_" not in key}
+    for file in files:
+        with safe_open(file, framework="pt") as saved:
+            for key in saved.keys():  # noqa: SIM118 - not a dict
+                if key not in own or not _equal(own[key], saved.get_tensor(key)):
+                    return False
+    return True
+
+
+def _find_config(name: str) -> str | None:
+    """Path of the `config.json` of a directory or a hub id (downloaded if need be); None if there is none."""
+    if not name or (os.path.isabs(name) and not os.path.isdir(name)):
+        return None
+    return cached_file(
+        name,
+        "config.json",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+
+
+def _equal(tensor: torch.Tensor, saved: torch.Tensor) -> bool:
+    return tensor.shape == saved.shape and torch.equal(tensor.cpu(), saved.to(tensor.dtype))
 
 
 def team_card(team: MultiAgentModel, trainer: str, name: str | None = None, dataset: str | None = None) -> str:

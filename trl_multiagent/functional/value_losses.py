@@ -12,6 +12,7 @@ def value_loss(
     mask: torch.Tensor,
     old_values: torch.Tensor | None = None,
     clip_range: float | None = None,
+    num_targets: torch.Tensor | float | None = None,
 ) -> torch.Tensor:
     """
     Mean squared error of the values, clipped around the values at sampling time if asked (Schulman et al. 2017, as in
@@ -28,6 +29,9 @@ def value_loss(
             Values when the batch was sampled. Needed with `clip_range`.
         clip_range (`float`, *optional*):
             Half width c of the interval around `old_values`.
+        num_targets (`torch.Tensor` or `float`, *optional*):
+            What the sum is divided by. Default: the samples that have a target here. Give the expected number for a
+            part of a larger batch, so that the mean of the parts is the loss of the whole.
 
     Returns:
         Scalar `torch.Tensor`; 0, attached to the graph, if no sample has a target.
@@ -39,4 +43,6 @@ def value_loss(
             raise ValueError("`clip_range` needs `old_values`, the values when the batch was sampled.")
         clipped = old_values.detach() + (values - old_values.detach()).clamp(-clip_range, clip_range)
         squared_error = torch.maximum(squared_error, (clipped - returns) ** 2)
-    return masked_mean(squared_error, mask)
+    if num_targets is None:
+        return masked_mean(squared_error, mask)
+    return squared_error.masked_fill(~mask.bool(), 0.0).sum() / num_targets

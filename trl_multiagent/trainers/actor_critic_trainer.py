@@ -116,6 +116,7 @@ class MAACTrainer(MultiAgentTrainer):
             "old_values": local_values,
             "returns": batch.local(rewards.nan_to_num(nan=0.0)),
             "valid": batch.local(valid),
+            "valid_share": valid.float().mean(),  # of the whole generation batch, a scalar
         }
         for name, value in {
             "value_mean": values.mean(),
@@ -147,7 +148,17 @@ class MAACTrainer(MultiAgentTrainer):
         mask = inputs["attention_mask"]
         length = int(mask.sum(dim=1).max())  # padding that no row of this micro-batch needs
         values = team.critics[0](inputs["input_ids"][:, :length], mask[:, :length])
-        loss = value_loss(values, inputs["returns"], inputs["valid"], inputs["old_values"], self.args.value_clip_range)
+        # Parts of a batch may miss different numbers of rewards; dividing by the expected number makes the mean over
+        # micro-batches and processes the loss of the whole batch
+        num_targets = (inputs["valid_share"] * len(values)).clamp(min=1e-6)
+        loss = value_loss(
+            values,
+            inputs["returns"],
+            inputs["valid"],
+            inputs["old_values"],
+            self.args.value_clip_range,
+            num_targets,
+        )
         mode = "train" if team.training else "eval"
         self._metrics.add(mode, "critic/loss", self.accelerator.gather(loss.detach()).mean().item())
         self._note_taught("critic", bool(inputs["valid"].any()))

@@ -2,6 +2,7 @@
 """The training loop that all team trainers share."""
 
 import contextlib
+import copy
 import functools
 import logging
 import os
@@ -218,6 +219,8 @@ class MultiAgentTrainer(Trainer):
         peft_configs = list(peft_config) if isinstance(peft_config, (list, tuple)) else [peft_config] * len(sources)
         if len(peft_configs) != len(sources):
             raise ValueError(f"`peft_config` has {len(peft_configs)} entries, expected {len(sources)}.")
+        # PEFT writes the base model's name into the config, so no two actors may share one
+        peft_configs = [copy.deepcopy(config) for config in peft_configs]
         check_independent({f"agent_{i}": source for i, source in enumerate(sources) if not isinstance(source, str)})
         trainers: list[GRPOAgent] = []
         for index, (source, tokenizer, config) in enumerate(zip(sources, tokenizers, peft_configs, strict=True)):
