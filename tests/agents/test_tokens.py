@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
 from tiny import (
     dataset,
     gpt2,
@@ -183,6 +184,26 @@ class TestPaddingIsInert:
                 expected = token_logps(plain[index], prompt, completion)
                 torch.testing.assert_close(logps[row][mask[row].bool()], expected, rtol=0, atol=1e-5)
                 assert (logps[row] * mask[row]).sum().item() == pytest.approx(expected.sum().item(), abs=1e-5)
+
+    @pytest.mark.parametrize("make", [lm, gpt2], ids=["rotary_positions", "learned_positions"])
+    def test_a_critics_value_is_that_of_the_text_alone(self, tmp_path, make):
+        trainer = MAACTrainer(
+            agents=[lm(0), lm(1)],
+            critic_model=make(5),
+            tokenizer=tok(),
+            reward_func=word_reward,
+            args=team_args(MAACConfig, tmp_path),
+            train_dataset=Dataset.from_dict({"prompt": ["w0 w1 w2 w3 w4", "w5"]}),
+        )
+        batches = record_batches(trainer)
+        trainer.args.critic_learning_rate = 0.0
+        critic = copy.deepcopy(trainer.critics[0]).eval()
+        trainer.train()
+        ids, mask = batches[0]["critic/input_ids"], batches[0]["critic/attention_mask"].bool()
+        assert not mask.all()
+        for row, value in enumerate(batches[0]["critic/old_values"].tolist()):
+            alone = ids[row][mask[row]][None]
+            assert critic(alone, torch.ones_like(alone)).item() == pytest.approx(value, abs=1e-5)
 
     def test_the_longest_row_does_not_change_what_the_others_teach(self, build, monkeypatch):
         """The same two rows, once with a padded width of 2 and once of 6: the third row has no advantage."""
