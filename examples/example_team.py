@@ -32,7 +32,7 @@ EXAMPLE_DEFAULTS: dict[str, Any] = {
     "per_device_eval_batch_size": 32,
     "max_completion_length": 32,
     "steps_per_generation": 4,
-    "learning_rate": 5e-5,
+    "learning_rate": 8e-5,
     "lr_scheduler_type": "constant_with_warmup",
     "warmup_steps": 2,
     "max_steps": 20,
@@ -57,7 +57,7 @@ class TeamArguments:
             Split of the dataset.
         prompt_column (`str`, *optional*, defaults to `"prompt"`):
             Column that holds the prompts.
-        num_eval_prompts (`int`, *optional*, defaults to `8`):
+        num_eval_prompts (`int`, *optional*, defaults to `12`):
             Held-out prompts for the reward before and after training.
     """
 
@@ -78,7 +78,7 @@ class TeamArguments:
     dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
     prompt_column: str = field(default="prompt", metadata={"help": "Column that holds the prompts."})
     num_eval_prompts: int = field(
-        default=8, metadata={"help": "Held-out prompts for the reward before and after training."}
+        default=12, metadata={"help": "Held-out prompts for the reward before and after training."}
     )
 
 

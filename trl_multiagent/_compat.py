@@ -22,7 +22,6 @@ from trl.trainer.utils import (
     RepeatSampler,
     create_model_from_path,
     get_callable_name,
-    is_async_callable,
     print_prompt_completions_sample,
     repeat_iterable_dataset,
     shuffle_sequence_dict,
@@ -36,7 +35,6 @@ __all__ = [
     "SyncRefModelCallback",
     "create_model_from_path",
     "get_callable_name",
-    "is_async_callable",
     "is_conversational",
     "keep_outputs_in_float32",
     "print_prompt_completions_sample",
@@ -69,6 +67,12 @@ TRL_CONTRACT = (
         ("self", "prompt_ids", "images", "multimodal_fields", "num_generations"),
         "GRPOAgent removes padding after a stop string, which TRL counts as tokens",
         "TRL masks padding after stopping criteria other than EOS",
+    ),
+    Contract(
+        "trl.trainer.grpo_trainer.GRPOTrainer._tokenize_prompts",
+        ("self", "prompts"),
+        "GRPOAgent drops a second BOS of a text that was rendered by a chat template; item 0 is the token ids",
+        "TRL tokenizes rendered texts without another BOS",
     ),
     Contract(
         "trl.trainer.grpo_trainer.GRPOTrainer._calculate_rewards",

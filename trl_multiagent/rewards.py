@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ._compat import get_callable_name, is_async_callable
+from ._compat import get_callable_name
 
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class JointReward:
             for chunk in chunks:
                 kwargs = {"batch_items": [dict(row) for row in rows[chunk]]} if self._takes_items[index] else {}
                 output = func(*([*texts[chunk]] for texts in completions), **kwargs)
-                if is_async_callable(func):
+                if inspect.isawaitable(output):
                     pending.append((index, chunk, output))
                 else:
                     rewards[:, chunk, index] = self._to_tensor(output, len(rows[chunk]), self.names[index])
@@ -160,7 +160,13 @@ class JointReward:
             return math.nan
         if isinstance(value, (str, bytes)):
             raise ValueError(f"The reward function '{name}' returned the text {value!r}, expected a number or None.")
-        number = float(value)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"The reward function '{name}' returned a {type(value).__name__} ({str(value)[:80]}) in its list, "
+                f"expected a number or None for each joint response."
+            ) from None
         if self.reward_processor is None or math.isnan(number):
             return number
         return float(self.reward_processor(number))

@@ -12,10 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
 from .._compat import keep_outputs_in_float32, reference_is_a_copy_of
-
-
-# Options of transformers' `generate` that end a row without an EOS token; what follows in the row is padding
-_STOPPING_OPTIONS = ("stop_strings", "max_time", "stopping_criteria")
+from ..models.dropout import disable_dropout
+from ..models.positions import count_positions_from_text
 
 
 def _team_scores(*args, **kwargs):
@@ -73,16 +71,19 @@ class GRPOAgent(GRPOTrainer):
                 quantization_config=quantization_config,
             )
         self.reward_func_names = list(reward_names)
-        if args.disable_dropout:
-            for module in (self.model, self.ref_model):
-                _disable_functional_dropout(module)
+        for module in filter(None, (self.model, self.ref_model)):
+            count_positions_from_text(module)
+            if args.disable_dropout:
+                disable_dropout(module)
         keep_outputs_in_float32(self)
-        options = self.args.generation_kwargs or {}
-        self._strips_padding = any(options.get(name) is not None for name in _STOPPING_OPTIONS)
+        # `max_time` ends a row without an EOS token; what follows in the row is padding
+        self._strips_padding = (self.args.generation_kwargs or {}).get("max_time") is not None
 
     # What the team gives
 
     def create_accelerator_and_postprocess(self) -> None:
+        # The model is loaded, and `Trainer` is about to turn its cache off for training
+        self.loaded_use_cache = self.model.config.use_cache
         if self._team_trainer is None:
             super().create_accelerator_and_postprocess()
             return
@@ -143,8 +144,15 @@ class GRPOAgent(GRPOTrainer):
         other_terms = self.beta != 0.0 or self._entropy_bonus_enabled or self.aux_loss_enabled
         return other_terms or bool(inputs["advantages"].any())
 
+    def set_logged_advantages(self, advantages: list[float]) -> None:
+        """Replace the advantages of the latest joint samples in the completions table, where TRL put its own."""
+        logged = self._logs["advantages"]
+        for _ in range(min(len(advantages), len(logged))):
+            logged.pop()
+        logged.extend(advantages)
+
     def completions_table(self) -> dict[str, list]:
-        """What this actor was last asked and answered, over all processes, with its advantages as TRL gave them."""
+        """What this actor was last asked and answered, over all processes, with rewards and advantages."""
         return {
             "prompt": list(self._logs["prompt"]),
             "completion": list(self._logs["completion"]),
@@ -158,12 +166,31 @@ class GRPOAgent(GRPOTrainer):
         self._metrics[mode].clear()
         return metrics
 
+    def entropy_control(self) -> dict[str, float]:
+        """State of TRL's adaptive entropy control, for a checkpoint."""
+        return {"entropy_coef": self.entropy_coef, "last_world_entropy": self._last_world_entropy}
+
+    def load_entropy_control(self, state: dict[str, float]) -> None:
+        self.entropy_coef, self._last_world_entropy = state["entropy_coef"], state["last_world_entropy"]
+
     # TRL's hooks
 
     def _generate(self, prompts: list) -> tuple:
         rollout, self._rollout = self._rollout, None
         assert rollout is not None, "an actor's rollout is sampled by the team before it is scored"
         return rollout
+
+    def _tokenize_prompts(self, prompts: list):
+        prompt_ids, images, fields = super()._tokenize_prompts(prompts)
+        bos = self._tokenizer.bos_token
+        if bos is not None and isinstance(prompts[0], str):
+            # A text that a formatter rendered by the chat template brings a BOS of its own
+            bos_id = self._tokenizer.bos_token_id
+            prompt_ids = [
+                ids[1:] if text.startswith(bos) and ids[:2] == [bos_id, bos_id] else ids
+                for text, ids in zip(prompts, prompt_ids, strict=True)
+            ]
+        return prompt_ids, images, fields
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
@@ -202,17 +229,6 @@ def _reference_of(model: nn.Module) -> contextlib.AbstractContextManager:
         # ZeRO-3 partitioned the model when it was loaded, so it came from a place it can be loaded from again
         return contextlib.nullcontext()
     return reference_is_a_copy_of(model)
-
-
-def _disable_functional_dropout(model: nn.Module | None) -> None:
-    """
-    Zero the dropout rates that modules keep as numbers and pass to functions (Qwen2's `attention_dropout`, OPT's
-    `dropout`). TRL's `disable_dropout` reaches `nn.Dropout` modules only.
-    """
-    for module in model.modules() if model is not None else ():
-        for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
 
 
 def _without_trailing(ids: list[int], pad: int, eos: list[int]) -> list[int]:

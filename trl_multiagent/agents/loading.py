@@ -23,6 +23,7 @@ from trl import GRPOConfig
 
 from .._compat import create_model_from_path
 from ..models.critic import ValueModel, base_language_model
+from ..models.dropout import disable_dropout
 from ..models.value_head import VALUE_HEAD_FILE, load_value_head
 
 
@@ -88,12 +89,16 @@ def resolve_models(
     models = list(models)
     if not models or (count is not None and len(models) != count):
         raise ValueError(f"`{kind}s` has {len(models)} entries, expected {count or 'at least 1'}.")
-    if model is not None and any(identifier(entry) != identifier(model) for entry in models):
+    if model is not None and not all(_is_same(entry, model) for entry in models):
         raise ValueError(
             f"`{kind}_model` is {identifier(model)!r}, but `{kind}s` names {[identifier(m) for m in models]}. "
             f"Together they must name the same models; pass one of them."
         )
     return models
+
+
+def _is_same(first: ModelLike, second: ModelLike) -> bool:
+    return first is second or (identifier(first) != "" and identifier(first) == identifier(second))
 
 
 def check_independent(models: dict[str, nn.Module]) -> None:
@@ -118,7 +123,7 @@ def resolve_num_agents(argument: int | None, config: int | None) -> int | None:
     return count
 
 
-def resolve_tokenizers(tokenizer: Any, agents: Sequence[ModelLike]) -> list[PreTrainedTokenizerBase]:
+def resolve_tokenizers(tokenizer: Any, agents: Sequence[ModelLike], args: GRPOConfig) -> list[PreTrainedTokenizerBase]:
     """
     One tokenizer for each actor: copies of those given (one for all, or a list in actor order), else the identifier's
     own. TRL may set a pad token, which must not change the tokenizer of another actor or of the user.
@@ -132,10 +137,10 @@ def resolve_tokenizers(tokenizer: Any, agents: Sequence[ModelLike]) -> list[PreT
         given = list(tokenizer)
     else:
         given = [tokenizer] * len(agents)
-    return [_tokenizer_of(f"agent_{i}", agent, given[i]) for i, agent in enumerate(agents)]
+    return [_tokenizer_of(f"agent_{i}", agent, given[i], args) for i, agent in enumerate(agents)]
 
 
-def _tokenizer_of(name: str, model: ModelLike, tokenizer: Any) -> PreTrainedTokenizerBase:
+def _tokenizer_of(name: str, model: ModelLike, tokenizer: Any, args: GRPOConfig) -> PreTrainedTokenizerBase:
     if isinstance(tokenizer, ProcessorMixin):
         raise ValueError(f"{name}: got a {type(tokenizer).__name__}, expected a tokenizer. Actors are text models.")
     if tokenizer is not None and not isinstance(tokenizer, str):
@@ -145,7 +150,7 @@ def _tokenizer_of(name: str, model: ModelLike, tokenizer: Any) -> PreTrainedToke
             f"{name} is a loaded model and has no tokenizer. Pass `tokenizer=`: one that all actors share, or a list "
             f"in actor order."
         )
-    return load_tokenizer(tokenizer or model)
+    return load_tokenizer(tokenizer or model, args)
 
 
 def copy_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -159,16 +164,22 @@ def copy_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedT
         ) from error
 
 
-def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: str, args: GRPOConfig | None = None) -> PreTrainedTokenizerBase:
     """
-    The tokenizer of a hub id or directory.
+    The tokenizer of a hub id or directory; of the models' `revision`, and with `trust_remote_code` if `args` say so.
 
     `AutoTokenizer` takes the class that belongs to the model's architecture even where the files say that they are
     complete in themselves, and gives other ids for other tokenizers (a word-level one beside a Qwen2 model). Here the
     files decide.
     """
     kwargs = {"padding_side": "left", "truncation_side": "left"}
-    if get_tokenizer_config(source).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+    if args is not None:
+        kwargs["trust_remote_code"] = args.trust_remote_code
+        kwargs["revision"] = (args.model_init_kwargs or {}).get("revision")
+    if get_tokenizer_config(source, revision=kwargs.get("revision")).get("tokenizer_class") in (
+        "TokenizersBackend",
+        "PreTrainedTokenizerFast",
+    ):
         return PreTrainedTokenizerFast.from_pretrained(source, **kwargs)
     return AutoTokenizer.from_pretrained(source, **kwargs)
 
@@ -246,8 +257,10 @@ def load_value_model(
         and cached_file(source, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
     ):
         tokenizer = source
-    tokenizer = _tokenizer_of(name, source, fallback_tokenizer if tokenizer is None else tokenizer)
+    tokenizer = _tokenizer_of(name, source, fallback_tokenizer if tokenizer is None else tokenizer, args)
     check_vocabulary(name, backbone, tokenizer)
+    if args.disable_dropout:
+        disable_dropout(backbone)
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)  # the head does not depend on what was built before it
         critic = ValueModel(backbone, hidden_dim)

@@ -36,12 +36,18 @@ def value_loss(
     Returns:
         Scalar `torch.Tensor`; 0, attached to the graph, if no sample has a target.
     """
-    returns = returns.detach()
+    if clip_range is not None and old_values is None:
+        raise ValueError("`clip_range` needs `old_values`, the values when the batch was sampled.")
+    for name, tensor in {"returns": returns, "mask": mask, "old_values": old_values}.items():
+        if tensor is not None and tensor.shape != values.shape:
+            raise ValueError(f"`values` and `{name}` must agree, got {tuple(values.shape)} and {tuple(tensor.shape)}.")
+    # Replaced before any arithmetic: the gradient of 0 times NaN is NaN
+    absent = ~mask.bool()
+    values, returns = values.masked_fill(absent, 0.0), returns.detach().masked_fill(absent, 0.0)
     squared_error = (values - returns) ** 2
     if clip_range is not None:
-        if old_values is None:
-            raise ValueError("`clip_range` needs `old_values`, the values when the batch was sampled.")
-        clipped = old_values.detach() + (values - old_values.detach()).clamp(-clip_range, clip_range)
+        old_values = old_values.detach().masked_fill(absent, 0.0)
+        clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
         squared_error = torch.maximum(squared_error, (clipped - returns) ** 2)
     if num_targets is None:
         return masked_mean(squared_error, mask)

@@ -142,7 +142,8 @@ def _prompts(index: int, formatter: Formatter, rows: list[dict[str, Any]], group
 
 def _format(index: int, formatter: Formatter, row: dict[str, Any]) -> Prompt:
     prompt = formatter(dict(row))
-    if not isinstance(prompt, str) and not (isinstance(prompt, list) and is_conversational({"prompt": prompt})):
+    is_messages = isinstance(prompt, list) and prompt and is_conversational({"prompt": prompt})
+    if not isinstance(prompt, str) and not is_messages:
         raise ValueError(
             f"agent_{index}: the prompt is a {type(prompt).__name__} ({str(prompt)[:80]!r}), expected a text or a "
             f"list of messages with 'role' and 'content'."

@@ -58,6 +58,7 @@ REFUSED_OPTIONS: dict[str, str] = {
     "optim_target_modules": "the optimizer's parameter groups are those of the actors and critics",
     "use_liger_kernel": "kernels are chosen for each model, by `model_init_kwargs={'use_kernels': True}`",
     "liger_kernel_config": "kernels are chosen for each model, by `model_init_kwargs={'use_kernels': True}`",
+    "average_tokens_across_devices": "TRL's losses count the tokens of all devices",
     "torch_compile": "the team's forward is a different function for each micro-batch",
     "torch_compile_backend": "the team's forward is a different function for each micro-batch",
     "torch_compile_mode": "the team's forward is a different function for each micro-batch",
@@ -134,6 +135,22 @@ class MultiAgentConfig(GRPOConfig):
         metadata={"help": "Call reward functions once for a whole batch instead of once for each task item."},
     )
 
+    # Words that have a second one: not set means TRL's default, so that a value that was set is known
+    learning_rate: float | None = field(
+        default=None,
+        metadata={"help": "Initial learning rate of the actors. If not set, 1e-6."},
+    )
+    max_completion_length: int | None = field(
+        default=None,
+        metadata={"help": "Longest completion, in tokens. If not set, 512."},
+    )
+    beta: float | None = field(
+        default=None,
+        metadata={
+            "help": "Coefficient of the KL term to the frozen start of each actor. If not set, 0: no reference."
+        },
+    )
+
     # Changed defaults
     per_device_train_batch_size: int | None = field(
         default=None,
@@ -162,6 +179,11 @@ class MultiAgentConfig(GRPOConfig):
 
     def __post_init__(self):
         self._merge_words()
+        if self.num_generations < self._min_generations:
+            raise ValueError(
+                f"num_generations={self.num_generations}: {type(self).__name__} needs at least "
+                f"{self._min_generations} joint samples for each prompt, since they are each other's baseline."
+            )
         self._set_batch_sizes()
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
@@ -171,13 +193,15 @@ class MultiAgentConfig(GRPOConfig):
             self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
         if self.num_turns != 1:
             raise ValueError(f"num_turns={self.num_turns}: interactions of several turns are not offered yet, set 1.")
-        if self.num_generations < self._min_generations:
-            raise ValueError(
-                f"num_generations={self.num_generations}: {type(self).__name__} needs at least "
-                f"{self._min_generations} joint samples for each prompt, since they are each other's baseline."
-            )
         self._refuse_options()
         super().__post_init__()
+        # Only now is a JSON string from the command line a dictionary
+        for name in ("stop_strings", "stopping_criteria"):
+            if (self.generation_kwargs or {}).get(name) is not None:
+                raise ValueError(
+                    f"generation_kwargs[{name!r}] is not supported by {type(self).__name__}: TRL gives `generate` no "
+                    f"tokenizer to find it by. Set `eos_token_id` in the generation config instead."
+                )
 
     def _merge_words(self) -> None:
         """Bring the documents' words and Hugging Face's together; an error if both are given and differ."""
@@ -197,14 +221,12 @@ class MultiAgentConfig(GRPOConfig):
 
     def _merge(self, name: str, other_word: str) -> None:
         value, other = getattr(self, name), getattr(self, other_word)
-        default = _default(type(self), name)
-        if other is None:
-            return
-        if value not in (default, other):
+        if value is not None and other is not None and value != other:
             raise ValueError(
                 f"{other_word}={other} and {name}={value} are two words for one thing, but differ. Set one of them."
             )
-        setattr(self, name, other)
+        value = other if value is None else value
+        setattr(self, name, _default(GRPOConfig, name) if value is None else value)
 
     def _set_batch_sizes(self) -> None:
         processes = int(os.environ.get("WORLD_SIZE", 1))

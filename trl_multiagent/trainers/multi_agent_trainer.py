@@ -4,6 +4,7 @@
 import contextlib
 import copy
 import functools
+import json
 import logging
 import os
 import random
@@ -54,6 +55,8 @@ from .team_metrics import TeamMetrics
 
 logger = logging.getLogger(__name__)
 
+ENTROPY_FILE = "entropy_control.json"
+
 
 @dataclass
 class JointBatch:
@@ -64,6 +67,7 @@ class JointBatch:
         rollout ([`JointRollout`]): what this process sampled.
         rewards (`torch.Tensor` of shape `(N, W * B)`): weighted sum of the reward functions for each actor, NaN where
             there is none.
+        rewards_per_func (`torch.Tensor` of shape `(N, W * B, F)`): what each reward function gave.
         inputs (list of `dict`, length N): inputs of each actor's TRL loss; `advantages` may be replaced.
         num_generations (`int`): group size.
         mode (`str`): `"train"` or `"eval"`.
@@ -73,6 +77,7 @@ class JointBatch:
 
     rollout: JointRollout
     rewards: torch.Tensor
+    rewards_per_func: torch.Tensor
     inputs: list[dict[str, Any]]
     num_generations: int
     mode: str
@@ -154,7 +159,7 @@ class MultiAgentTrainer(Trainer):
             raise TypeError(f"`args` must be a {self.config_class.__name__}, got {type(args).__name__}.")
         self.args = args
         sources = resolve_models("agent", agent_model, agents, resolve_num_agents(num_agents, args.num_agents))
-        tokenizers = resolve_tokenizers(either(tokenizer=tokenizer, processing_class=processing_class), sources)
+        tokenizers = resolve_tokenizers(either(tokenizer=tokenizer, processing_class=processing_class), sources, args)
         reward_funcs = either(reward_func=reward_func, reward_funcs=reward_funcs)
         self.reward = JointReward(reward_funcs or [], len(sources), reward_processor, args.batched_rewards)
         self.formatters = resolve_formatters(formatters, len(sources))
@@ -162,6 +167,8 @@ class MultiAgentTrainer(Trainer):
         for dataset in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
             _check_dataset(dataset, self.formatters, tokenizers)
 
+        if isinstance(train_dataset, datasets.IterableDataset):
+            _prepare_streaming(args)  # before the first actor makes the accelerator
         self.agent_trainers = self._build_agents(sources, tokenizers, peft_config, quantization_config)
         actors = [trainer.model for trainer in self.agent_trainers]
         self.tokenizers = [trainer.processing_class for trainer in self.agent_trainers]
@@ -177,12 +184,10 @@ class MultiAgentTrainer(Trainer):
         # What TRL's trainers keep for one actor, here for the team
         self._step = 0
         self._buffered_inputs: list[dict[str, Any]] | None = None
-        self._metrics = TeamMetrics(self.agent_trainers)
+        self._metrics = TeamMetrics(self.agent_trainers, self.reward.names)
         self._step_time = 0.0
         self._eval_prefix = "eval"
         self._decay_guard: DecayGuard | None = None
-        if isinstance(train_dataset, datasets.IterableDataset):
-            _prepare_streaming(args)
         super().__init__(
             model=team,
             args=args,
@@ -199,6 +204,12 @@ class MultiAgentTrainer(Trainer):
                 "make one GPU visible with `CUDA_VISIBLE_DEVICES`."
             )
         if args.sync_ref_model:
+            without = [i for i, agent in enumerate(self.agent_trainers) if agent.ref_model is None]
+            if without:
+                raise ValueError(
+                    f"sync_ref_model=True, but the actors {without} have no reference model of their own: set `beta` "
+                    f"above 0, and train them without an adapter (whose reference is the model without it)."
+                )
             self.add_callback(SyncReferencesCallback(self.agent_trainers))
         # Each process samples with a stream of its own, as in TRL
         set_seed(args.seed, device_specific=True)
@@ -346,9 +357,12 @@ class MultiAgentTrainer(Trainer):
             agent.score(prompts, reward)
             for agent, prompts, reward in zip(self.agent_trainers, rollout.prompts, rewards, strict=True)
         ]
-        batch = JointBatch(rollout, self._weighted(rewards), inputs, generations, mode, rank)
+        batch = JointBatch(rollout, self._weighted(rewards), rewards, inputs, generations, mode, rank)
         self._credit(batch)
-        self._metrics.note_rewards(mode, batch.rewards)
+        self._metrics.note_rewards(mode, batch.rewards, rewards)
+        if self.args.log_completions:
+            for agent, part in zip(self.agent_trainers, inputs, strict=True):
+                agent.set_logged_advantages(self.accelerator.gather(part["advantages"]).tolist())
         flat = {f"agent_{i}/{name}": value for i, part in enumerate(batch.inputs) for name, value in part.items()}
         return flat | {f"critic/{name}": value for name, value in batch.critic_inputs.items()}
 
@@ -386,6 +400,28 @@ class MultiAgentTrainer(Trainer):
     def _critic_loss(self, team: MultiAgentModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Loss of the critics on one micro-batch, a mean over its joint samples."""
         raise AssertionError("a trainer with critics defines their loss")
+
+    def train(self, *args, **kwargs):
+        """Train as `transformers.Trainer.train`; afterwards the actors use their caches as they did before."""
+        for actor in self.agents:
+            actor.config.use_cache = self.args.use_cache
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            for trainer in self.agent_trainers:
+                trainer.model.config.use_cache = trainer.loaded_use_cache
+
+    @contextlib.contextmanager
+    def _caches_as_loaded(self) -> Iterator[None]:
+        """Exports carry the `use_cache` that the actors were loaded with, also in the middle of training."""
+        current = [actor.config.use_cache for actor in self.agents]
+        try:
+            for trainer in self.agent_trainers:
+                trainer.model.config.use_cache = trainer.loaded_use_cache
+            yield
+        finally:
+            for actor, use_cache in zip(self.agents, current, strict=True):
+                actor.config.use_cache = use_cache
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         started = time.perf_counter()
@@ -477,9 +513,24 @@ class MultiAgentTrainer(Trainer):
         """
         output_dir = self.args.output_dir if output_dir is None else output_dir
         tokenizers = [*self.tokenizers, *self.critic_tokenizers]
-        save_team(self.model, tokenizers, output_dir, self.accelerator, adapters_only=_internal_call)
+        with self._caches_as_loaded():
+            save_team(self.model, tokenizers, output_dir, self.accelerator, adapters_only=_internal_call)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Team save", revision=self.args.hub_revision)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.use_adaptive_entropy and self.args.should_save:
+            directory = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+            with open(os.path.join(directory, ENTROPY_FILE), "w", encoding="utf-8") as file:
+                json.dump([agent.entropy_control() for agent in self.agent_trainers], file)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.args.use_adaptive_entropy and checkpoint is not None:
+            with open(os.path.join(checkpoint, ENTROPY_FILE), encoding="utf-8") as file:
+                for agent, state in zip(self.agent_trainers, json.load(file), strict=True):
+                    agent.load_entropy_control(state)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         load_team(self.model, resume_from_checkpoint)

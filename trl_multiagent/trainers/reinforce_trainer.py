@@ -23,8 +23,10 @@ class MAGRPOTrainer(MultiAgentTrainer):
     config_class = MAGRPOConfig
 
     def _credit(self, batch: JointBatch) -> None:
-        if self.args.multi_objective_aggregation == "normalize_then_sum":
-            return  # each function is normalised by itself, and sums of equal ones are not tied
-        for inputs, rewards in zip(batch.inputs, batch.rewards, strict=True):
-            tied = ~batch.local(has_spread(rewards, batch.num_generations))
-            inputs["advantages"] = torch.where(tied, 0.0, inputs["advantages"])
+        for inputs, rewards, per_func in zip(batch.inputs, batch.rewards, batch.rewards_per_func, strict=True):
+            varies = has_spread(rewards, batch.num_generations)
+            if self.args.multi_objective_aggregation == "normalize_then_sum":
+                # Functions are normalised each by itself and then over the batch, so groups are not tied by their sum
+                by_func = torch.stack([has_spread(r, batch.num_generations) for r in per_func.unbind(-1)])
+                varies = by_func.any().expand_as(varies)
+            inputs["advantages"] = inputs["advantages"].masked_fill(~batch.local(varies), 0.0)

@@ -26,10 +26,13 @@ class TeamMetrics:
     Args:
         agents (sequence of [`GRPOAgent`]):
             The actors.
+        reward_names (sequence of `str`):
+            Names of the reward functions.
     """
 
-    def __init__(self, agents: Sequence[GRPOAgent]):
+    def __init__(self, agents: Sequence[GRPOAgent], reward_names: Sequence[str]):
         self.agents = agents
+        self.reward_names = reward_names
         self._values: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
         self._shared_rewards = True
         # Evaluation: all rewards, since a mean of the batches' means would weigh a smaller last batch too much
@@ -48,7 +51,7 @@ class TeamMetrics:
         """How many joint samples of the coming batch are wanted; None for all."""
         return self._eval_samples_left if mode == "eval" else None
 
-    def note_rewards(self, mode: str, rewards: torch.Tensor) -> None:
+    def note_rewards(self, mode: str, rewards: torch.Tensor, rewards_per_func: torch.Tensor) -> None:
         """
         Take note of a batch's rewards.
 
@@ -57,6 +60,8 @@ class TeamMetrics:
                 `"train"` or `"eval"`.
             rewards (`torch.Tensor` of shape `(N, B over all processes)`):
                 Rewards of each actor, NaN where there is none.
+            rewards_per_func (`torch.Tensor` of shape `(N, B over all processes, F)`):
+                The same, of each reward function.
         """
         self._shared_rewards = self._shared_rewards and is_shared(rewards)
         if mode == "eval":
@@ -65,7 +70,8 @@ class TeamMetrics:
                 size = min(size, self._eval_samples_left)
                 self._eval_samples_left -= size
             rewards = rewards[:, :size]
-            self._eval_rewards.append(rewards.cpu())
+            columns = torch.cat([rewards.unsqueeze(-1), rewards_per_func[:, :size]], dim=-1)
+            self._eval_rewards.append(columns.cpu())
         missing = rewards.isnan()
         if missing.any():
             self.add(mode, "rewards/frac_missing", missing.float().mean().item())
@@ -98,16 +104,24 @@ class TeamMetrics:
     def _pop_eval_rewards(self, shared: bool) -> dict[str, float | None]:
         if not self._eval_rewards:
             return {}
-        rewards = torch.cat(self._eval_rewards, dim=1)  # (N, samples)
+        columns = torch.cat(self._eval_rewards, dim=1)  # (N, samples, 1 + F): the weighted sum, then each function
         self._eval_rewards.clear()
-        means = {}
-        for prefix, own in [("", rewards[:1] if shared else rewards)] + (
-            [] if shared else [(f"agent_{index}/", row[None]) for index, row in enumerate(rewards)]
-        ):
-            valid = own[~own.isnan()]
-            means[f"{prefix}reward"] = valid.mean().item() if valid.numel() else None
-            means[f"{prefix}reward_std"] = valid.std().item() if valid.numel() > 1 else None
+        means = _describe(columns[:1] if shared else columns, "", self.reward_names)
+        if not shared:
+            for index in range(len(columns)):
+                means |= _describe(columns[index : index + 1], f"agent_{index}/", self.reward_names)
         return means
+
+
+def _describe(columns: torch.Tensor, prefix: str, reward_names: Sequence[str]) -> dict[str, float | None]:
+    """Means and standard deviations of rewards of shape `(N, samples, 1 + F)`, under TRL's names."""
+    names = [("reward", "reward_std"), *((f"rewards/{name}/mean", f"rewards/{name}/std") for name in reward_names)]
+    described = {}
+    for (mean, std), column in zip(names, columns.unbind(-1), strict=True):
+        valid = column[~column.isnan()]
+        described[prefix + mean] = valid.mean().item() if valid.numel() else None
+        described[prefix + std] = valid.std().item() if valid.numel() > 1 else None
+    return described
 
 
 def _mean(values: list[float]) -> float | None:
