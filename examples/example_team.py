@@ -83,8 +83,7 @@ class TeamArguments:
 
 
 def length_ratio_reward(brief: list[str], detailed: list[str]) -> list[float]:
-    """1 where the detailed answer is two to three times as long as the brief one, in characters, and less "
-    "elsewhere."""
+    """1 where the detailed answer is two to three times as long as the brief one (in characters), else less."""
     rewards = []
     for short, long in zip(brief, detailed, strict=True):
         ratio = len(long) / max(len(short), 1)

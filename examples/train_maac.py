@@ -41,12 +41,13 @@ def main() -> None:
     parser = ExampleParser((MAACArguments, MAACConfig), __doc__.split("\n\n")[0].strip(), defaults)
     team_args, args = parser.parse_args_and_config()
     critic = example_model() if team_args.critic_model is None else resolve_model(team_args.critic_model)
+    reads = "what the actors are asked" + (" and what they answer" if args.critic_type == "q" else "")
     run_example(
         MAACTrainer,
         team_args,
         args,
         trainer_kwargs={"critic_model": critic},
-        plan={"critic": f"{critic}, reads what the actors are asked, learning rate {args.critic_learning_rate:g}"},
+        plan={"critic": f"{critic}, reads {reads}, learning rate {args.critic_learning_rate:g}"},
     )
 
 

@@ -37,7 +37,12 @@ ADAM_EPSILON = 1e-3
 
 # Per-device batches are those of two processes; one process gets the double
 CASES = {
-    "accumulation": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "num_generations": 4},
+    "accumulation": {
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 2,
+        "num_generations": 4,
+        "weight_decay": 0.1,
+    },
     "from disk with KL": {"beta": 0.1, "num_iterations": 2, "loss_type": "grpo", "num_generations": 4},
     "LoRA beside full": {"beta": 0.1, "num_generations": 4},
     "one frozen": {"num_generations": 4},
@@ -186,8 +191,13 @@ def run_case(case: str, directory: Path, processes: int, stage: int) -> dict:
     wandb = record_wandb() if case == "accumulation" else None
     trainer = build(case, directory, processes, stage)
     reward = trainer.reward.funcs[0]
+    before = None
+    if case == "from disk with KL":  # before there is a wrapper or an engine
+        before = trainer.evaluate()
+        reward.calls.clear()
     trainer.train()
     report = {
+        "evaluation_before": before,
         "processes": trainer.accelerator.num_processes,
         "zero_stage": trainer.accelerator.state.deepspeed_plugin.zero_stage if trainer.is_deepspeed_enabled else 0,
         "wrapper": type(trainer.model_wrapped).__name__,
@@ -247,6 +257,8 @@ def launch(command: str, directory: Path, stage: int) -> subprocess.CompletedPro
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
+        # DeepSpeed builds an operator and finds ninja by PATH only
+        "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]),
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
     }
@@ -422,6 +434,14 @@ def test_exports_hold_whole_tensors_and_load(backend, case, two_processes):
 
 
 @pytest.mark.distributed
+@EVERY_BACKEND
+def test_evaluating_before_training_sees_the_start_of_the_training(backend, two_processes, one_process):
+    """There is no wrapper and no engine yet; that the training is not changed is seen in the weights."""
+    alone = one_process[1]["from disk with KL"]["evaluation_before"]["eval_reward"]
+    for report in two_processes(backend)[1]["from disk with KL"]:
+        assert report["evaluation_before"]["eval_reward"] == pytest.approx(alone)
+
+
 @EVERY_BACKEND
 def test_evaluation_counts_exactly_its_prompts(backend, one_process, two_processes):
     ranks = two_processes(backend)[1]["accumulation"]

@@ -14,6 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 from .._compat import keep_outputs_in_float32, reference_is_a_copy_of
 from ..models.dropout import disable_dropout
 from ..models.positions import count_positions_from_text
+from ..placement.backends import share_accelerator
 
 
 def _team_scores(*args, **kwargs):
@@ -64,7 +65,7 @@ class GRPOAgent(GRPOTrainer):
             super().__init__(
                 model=model,
                 reward_funcs=[_team_scores] * len(reward_names),
-                args=_agent_args(args),
+                args=_agent_args(args, loads=isinstance(model, str)),
                 train_dataset=Dataset.from_dict({"prompt": ["The team has the data."]}),
                 processing_class=processing_class,
                 peft_config=peft_config,
@@ -83,12 +84,11 @@ class GRPOAgent(GRPOTrainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         # The model is loaded, and `Trainer` is about to turn its cache off for training
-        self.loaded_use_cache = self.model.config.use_cache
+        self.loaded_use_cache = getattr(self.model.config, "use_cache", None)
         if self._team_trainer is None:
             super().create_accelerator_and_postprocess()
             return
-        for name in ("accelerator", "gather_function", "is_deepspeed_enabled", "is_fsdp_enabled"):
-            setattr(self, name, getattr(self._team_trainer, name))
+        share_accelerator(self._team_trainer, self)
 
     def follow(self, team) -> None:
         """Take over what TRL's code reads from a running trainer: the whole of what must be kept in step."""
@@ -212,9 +212,13 @@ class GRPOAgent(GRPOTrainer):
         """The team is one trainer; its parts report nothing."""
 
 
-def _agent_args(args: GRPOConfig) -> GRPOConfig:
+def _agent_args(args: GRPOConfig, loads: bool) -> GRPOConfig:
     """The team's arguments without what the team does itself: reporting, saving, evaluating, publishing."""
     args = copy.copy(args)
+    if loads:
+        # TRL's default, "auto", gives the first actor all the room it likes and the last one what is left
+        args.model_init_kwargs = {"device_map": None, **(args.model_init_kwargs or {})}
+    args.gradient_checkpointing_kwargs = copy.deepcopy(args.gradient_checkpointing_kwargs)
     args.report_to = []
     args.push_to_hub = args.log_completions = args.sync_ref_model = args.load_best_model_at_end = False
     args.log_completions_hub_repo = None

@@ -16,7 +16,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     ProcessorMixin,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file
 from trl import GRPOConfig
@@ -144,6 +143,8 @@ def _tokenizer_of(name: str, model: ModelLike, tokenizer: Any, args: GRPOConfig)
     if isinstance(tokenizer, ProcessorMixin):
         raise ValueError(f"{name}: got a {type(tokenizer).__name__}, expected a tokenizer. Actors are text models.")
     if tokenizer is not None and not isinstance(tokenizer, str):
+        if tokenizer.eos_token is None and tokenizer.pad_token is None:
+            raise ValueError(f"{name}: its tokenizer has neither an EOS nor a pad token. Set `tokenizer.pad_token`.")
         return copy_tokenizer(name, tokenizer)
     if tokenizer is None and not isinstance(model, str):
         raise ValueError(
@@ -184,14 +185,35 @@ def load_tokenizer(source: str, args: GRPOConfig | None = None) -> PreTrainedTok
     return AutoTokenizer.from_pretrained(source, **kwargs)
 
 
-def open_adapter(model: ModelLike, args: GRPOConfig) -> ModelLike:
-    """An identifier of a local LoRA export becomes the trainable PEFT model; anything else is returned as it is."""
-    if not isinstance(model, str) or not os.path.isfile(os.path.join(model, "adapter_config.json")):
+def open_adapter(model: ModelLike, args: GRPOConfig, quantization_config=None) -> ModelLike:
+    """
+    An identifier that holds an adapter only (a directory or a hub id) becomes the trainable PEFT model, on its base;
+    anything else is returned as it is.
+    """
+    if not isinstance(model, str) or _has_file(model, "config.json") or not _has_file(model, "adapter_config.json"):
         return model
     from peft import AutoPeftModelForCausalLM
 
-    kwargs = {"dtype": torch.float32, **(args.model_init_kwargs or {})}
+    kwargs = {"dtype": torch.float32, **_init_kwargs(args)}
+    if quantization_config is not None:
+        kwargs["quantization_config"] = quantization_config
     return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **kwargs)
+
+
+def _has_file(source: str, name: str) -> bool:
+    """Whether a directory or a hub id holds a file."""
+    if os.path.isdir(source):
+        return os.path.isfile(os.path.join(source, name))
+    return (
+        cached_file(
+            source,
+            name,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        is not None
+    )
 
 
 def check_vocabulary(name: str, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -231,57 +253,69 @@ def load_value_model(
     name: str,
     source: ModelLike,
     tokenizer: Any,
-    fallback_tokenizer: PreTrainedTokenizerBase,
+    actor: nn.Module,
+    actor_tokenizer: PreTrainedTokenizerBase,
     hidden_dim: int | None,
-    critic_type: str,
     args: GRPOConfig,
 ) -> tuple[ValueModel, PreTrainedTokenizerBase]:
     """
     A critic from an identifier, a directory or a loaded causal language model.
 
     A value head that lies beside the backbone (`value_head.pt`) is restored. The critic reads text with its own
-    tokenizer where it has one, else with `fallback_tokenizer`.
+    tokenizer where it has one, else with the first actor's.
 
     Raises:
         ValueError: the model is no causal language model, the vocabulary does not fit, or a saved head has another
             shape or was trained for another `critic_type`.
         FileNotFoundError: the backbone was saved with a head that is gone.
     """
-    backbone = source
-    if isinstance(source, str):
-        backbone = create_model_from_path(source, AutoModelForCausalLM, **_init_kwargs(args))
+    backbone = open_adapter(source, args)
+    if isinstance(backbone, str):
+        backbone = create_model_from_path(backbone, AutoModelForCausalLM, **_init_kwargs(args))
     _check_causal(name, backbone)
-    if (
-        tokenizer is None
-        and isinstance(source, str)
-        and cached_file(source, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
-    ):
-        tokenizer = source
-    tokenizer = _tokenizer_of(name, source, fallback_tokenizer if tokenizer is None else tokenizer, args)
+    home = identifier(source)
+    if tokenizer is None and home and any(_has_file(home, f) for f in ("tokenizer_config.json", "tokenizer.json")):
+        tokenizer = home
+    if tokenizer is None:
+        _check_same_vocabulary(name, backbone, actor)
+        tokenizer = actor_tokenizer
+    tokenizer = _tokenizer_of(name, source, tokenizer, args)
     check_vocabulary(name, backbone, tokenizer)
     if args.disable_dropout:
         disable_dropout(backbone)
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)  # the head does not depend on what was built before it
         critic = ValueModel(backbone, hidden_dim)
-    _restore_head(name, critic, identifier(source), critic_type)
-    backbone.config.value_head = {"critic_type": critic_type, "hidden_dim": hidden_dim}
+    _restore_head(name, critic, home, args.critic_type)
+    backbone.config.value_head = {"critic_type": args.critic_type, "hidden_dim": hidden_dim}
     return critic, tokenizer
 
 
 def _init_kwargs(args: GRPOConfig) -> dict[str, Any]:
-    kwargs = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+    # Without a device map the trainer places the models; TRL's default, "auto", would fill the first device first
+    kwargs = {"trust_remote_code": args.trust_remote_code, "device_map": None, **(args.model_init_kwargs or {})}
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
-        kwargs["device_map"] = None  # every process holds the whole model, or DeepSpeed places it
+        kwargs["device_map"] = None
     return kwargs
 
 
 def _check_causal(name: str, model: nn.Module) -> None:
-    model_class = type(base_language_model(model)).__name__
-    if model_class not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+    language_model = base_language_model(model)
+    if language_model.get_output_embeddings() is None or not language_model.can_generate():
         raise ValueError(
-            f"{name} is a {model_class}, expected a causal language model (for example Qwen2ForCausalLM): a value "
-            f"head is added to its last hidden states."
+            f"{name} is a {type(language_model).__name__}, expected a causal language model (for example "
+            "Qwen2ForCausalLM): a value head is added to its last hidden states."
+        )
+
+
+def _check_same_vocabulary(name: str, critic: nn.Module, actor: nn.Module) -> None:
+    """A critic without a tokenizer may take the actor's if the two models seem to share a vocabulary."""
+    critic, actor = base_language_model(critic), base_language_model(actor)
+    rows = [model.get_input_embeddings().num_embeddings for model in (critic, actor)]
+    if rows[0] != rows[1] and critic.config.model_type != actor.config.model_type:
+        raise ValueError(
+            f"{name} comes without a tokenizer, and the first actor's does not fit it: it embeds {rows[0]} tokens "
+            f"({critic.config.model_type}), the actor {rows[1]} ({actor.config.model_type}). Pass `critic_tokenizer=`."
         )
 
 
@@ -294,8 +328,8 @@ def _restore_head(name: str, critic: ValueModel, source: str, critic_type: str) 
         )
     directory = source
     if saved is not None and not os.path.isdir(source):
-        path = cached_file(source, VALUE_HEAD_FILE, _raise_exceptions_for_missing_entries=False)
+        path = cached_file(source, VALUE_HEAD_FILE, _raise_exceptions_for_missing_entries=False) if source else None
         directory = os.path.dirname(path) if path else source
-    if saved is not None or os.path.isfile(os.path.join(directory, VALUE_HEAD_FILE)):
+    if saved is not None or (directory and os.path.isfile(os.path.join(directory, VALUE_HEAD_FILE))):
         load_value_head(critic.value_head, directory)
-        logger.info("%s: restored the value head from %s.", name, os.path.join(directory, VALUE_HEAD_FILE))
+        logger.warning("%s: restored the value head from %s.", name, os.path.join(directory, VALUE_HEAD_FILE))

@@ -8,7 +8,7 @@ import copy
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -41,14 +41,13 @@ def save_team(
     tokenizers: Sequence[PreTrainedTokenizerBase],
     output_dir: str | os.PathLike,
     accelerator: Accelerator,
-    adapters_only: bool = False,
+    merged: Collection[str] | None = None,
 ) -> None:
     """
     Write every entity into its directory. Call it on every process: one entity at a time is gathered where parameters
     are partitioned, and the main process writes.
 
-    An actor with adapters is written as its adapter if its base model can be found again by name, else merged with its
-    base, so that the directory always loads with `AutoModelForCausalLM.from_pretrained`.
+    An actor with adapters is written as its adapter, or merged with its base if it is among `merged`.
 
     Args:
         team ([`MultiAgentModel`]):
@@ -59,22 +58,36 @@ def save_team(
             Parent directory.
         accelerator ([`~accelerate.Accelerator`]):
             The processes.
-        adapters_only (`bool`, *optional*, defaults to `False`):
-            Never merge: for training checkpoints, which are loaded into the same model.
+        merged (collection of `str`, *optional*):
+            Directories of the actors whose adapters are merged, see `check_saveable`; also those whose base is gone
+            meanwhile. `None`: no adapter is merged, for a training checkpoint, which is loaded into the same model.
     """
     for (name, module), tokenizer in zip(entity_directories(team), tokenizers, strict=True):
         with full_parameters(module, accelerator):
             if accelerator.is_main_process:
                 directory = Path(output_dir) / name
                 directory.mkdir(parents=True, exist_ok=True)
-                _save_entity(module, directory, adapters_only)
+                _save_entity(module, directory, merge=merged is not None and _must_merge(name, module, merged))
                 tokenizer.save_pretrained(directory)
     accelerator.wait_for_everyone()
 
 
-def _save_entity(module: nn.Module, directory: Path, adapters_only: bool) -> None:
+def _must_merge(name: str, module: nn.Module, merged: Collection[str]) -> bool:
     model = module.backbone if isinstance(module, ValueModel) else module
-    if hasattr(model, "get_base_model") and not adapters_only and not base_is_found_by_name(model):
+    if not hasattr(model, "get_base_model"):
+        return False
+    return name in merged or _find_config(base_language_model(model).config._name_or_path) is None
+
+
+def _save_entity(module: nn.Module, directory: Path, merge: bool) -> None:
+    model = module.backbone if isinstance(module, ValueModel) else module
+    is_adapter = hasattr(model, "get_base_model") and not merge
+    # An adapter beside the weights of a full model would be read on top of them, and the other way round
+    for stale in directory.glob("model*.safetensors*" if is_adapter else "adapter_*"):
+        stale.unlink()
+    if is_adapter:
+        (directory / "config.json").unlink(missing_ok=True)
+    if merge:
         # Merging changes weights in the last bits and merging back does not restore them, so a copy is merged
         model = copy.deepcopy(model).merge_and_unload()
     model.save_pretrained(directory)
@@ -96,12 +109,17 @@ def base_is_found_by_name(model: nn.Module) -> bool:
     if not files:
         return True  # weights in another format; the name is all there is to go by
     own = {key.replace(".base_layer.", "."): tensor for key, tensor in base.state_dict().items() if "lora_" not in key}
+    compared = 0
     for file in files:
         with safe_open(file, framework="pt") as saved:
             for key in saved.keys():  # noqa: SIM118 - not a dict
-                if key not in own or not _equal(own[key], saved.get_tensor(key)):
-                    return False
-    return True
+                # Some files leave the prefix of the inner model out
+                name = key if key in own else f"{base.base_model_prefix}.{key}"
+                if name in own:
+                    compared += 1
+                    if not _equal(own[name], saved.get_tensor(key)):
+                        return False
+    return compared > 0
 
 
 def _find_config(name: str) -> str | None:
@@ -142,16 +160,36 @@ def team_card(team: MultiAgentModel, trainer: str, name: str | None = None, data
     )
 
 
-def check_saveable(team: MultiAgentModel, tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
+def check_saveable(
+    team: MultiAgentModel,
+    tokenizers: Sequence[PreTrainedTokenizerBase],
+    loaded_by_name: Collection[str] = (),
+    trust_remote_code: bool = False,
+) -> set[str]:
     """
     Find what would make an export fail before any training is done: save everything but the weights.
+
+    Args:
+        team, tokenizers:
+            As for `save_team`.
+        loaded_by_name (collection of `str`, *optional*):
+            Directories of the entities that were loaded by an identifier: their base is found again by it.
+        trust_remote_code (`bool`, *optional*, defaults to `False`):
+            Whether tokenizers may bring code.
+
+    Returns:
+        `set` of `str`: directories of the actors whose adapters must be merged in exports, since the base model that
+        they have cannot be found again by its name.
 
     Raises:
         ValueError: an entity cannot be saved; it is named with the reason.
     """
+    merged = set()
     for (name, module), tokenizer in zip(entity_directories(team), tokenizers, strict=True):
         model = module.backbone if isinstance(module, ValueModel) else module
         language_model = base_language_model(model)
+        if hasattr(model, "get_base_model") and name not in loaded_by_name and not base_is_found_by_name(model):
+            merged.add(name)
         quantizer = getattr(language_model, "hf_quantizer", None)
         if quantizer is not None and not hasattr(model, "get_base_model") and not quantizer.is_serializable():
             raise ValueError(
@@ -164,7 +202,7 @@ def check_saveable(team: MultiAgentModel, tokenizers: Sequence[PreTrainedTokeniz
                 if language_model.can_generate():
                     language_model.generation_config.save_pretrained(scratch)
                 tokenizer.save_pretrained(scratch)
-                reloaded = AutoTokenizer.from_pretrained(scratch)
+                reloaded = AutoTokenizer.from_pretrained(scratch, trust_remote_code=trust_remote_code)
             except Exception as error:
                 raise ValueError(
                     f"{name} could not be saved after training: {type(error).__name__}: {error} Mend its config, "
@@ -179,9 +217,10 @@ def check_saveable(team: MultiAgentModel, tokenizers: Sequence[PreTrainedTokeniz
                 type(language_model).__name__,
                 type(reloaded).__name__,
             )
+    return merged
 
 
-def load_team(team: MultiAgentModel, directory: str | os.PathLike) -> None:
+def load_team(team: MultiAgentModel, directory: str | os.PathLike, trust_remote_code: bool = False) -> None:
     """
     Load the entities of an export into a team of the same architectures, in place: ties and optimizer references hold.
 
@@ -199,7 +238,7 @@ def load_team(team: MultiAgentModel, directory: str | os.PathLike) -> None:
 
             set_peft_model_state_dict(model, load_peft_weights(str(path), device="cpu"))
         else:
-            saved = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype)
+            saved = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype, trust_remote_code=trust_remote_code)
             model.load_state_dict(saved.state_dict())
         if isinstance(module, ValueModel):
             load_value_head(module.value_head, path)

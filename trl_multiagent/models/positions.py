@@ -1,8 +1,12 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """Positions of left-padded rows."""
 
+import inspect
+
 import torch
 from torch import nn
+
+from .critic import base_language_model
 
 
 def count_positions_from_text(model: nn.Module) -> None:
@@ -16,6 +20,8 @@ def count_positions_from_text(model: nn.Module) -> None:
 
 
 def _has_learned_positions(model: nn.Module) -> bool:
+    if "position_ids" not in inspect.signature(base_language_model(model).forward).parameters:
+        return False
     return any(
         isinstance(module, nn.Embedding) and ("pos" in name.rsplit(".", 1)[-1] or name.endswith("wpe"))
         for name, module in model.named_modules()

@@ -12,8 +12,9 @@ VALUE_HEAD_FILE = "value_head.pt"
 
 class ValueHead(nn.Module):
     """
-    Maps hidden states to one value each. Kept in float32 whatever the backbone's precision: hidden states are cast to
-    the head's dtype, so that small value errors are not lost to rounding.
+    Maps hidden states to one value each. It is made in float32 whatever the backbone's precision, and hidden states
+    are cast to its dtype, so that small value errors are not lost to rounding. (DeepSpeed in bf16 casts all modules of
+    the team, the head too; its master weights are float32.)
 
     Args:
         hidden_size (`int`):
@@ -38,10 +39,10 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.net[-1].bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """`(..., hidden_size)` -> `(...)`, in the head's dtype."""
+        """`(..., hidden_size)` -> `(...)`, float32."""
         # Autocast would bring the product back to half precision
         with torch.autocast(device_type=hidden_states.device.type, enabled=False):
-            return self.net(hidden_states.to(self.net[0].weight.dtype)).squeeze(-1)
+            return self.net(hidden_states.to(self.net[0].weight.dtype)).squeeze(-1).float()
 
 
 def save_value_head(head: ValueHead, directory: str | Path) -> None:

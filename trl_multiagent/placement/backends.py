@@ -3,6 +3,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -17,6 +18,22 @@ def check_backend(accelerator: Accelerator) -> None:
         raise ValueError(
             f"The back end {accelerator.distributed_type} is not supported. Use one process, DDP, or DeepSpeed "
             f"ZeRO-1, 2 or 3; see accelerate_configs/."
+        )
+
+
+def share_accelerator(source: Any, target: Any) -> None:
+    """Let a trainer use another's accelerator: one with a DeepSpeed plugin can be made only once a process."""
+    for name in ("accelerator", "gather_function", "is_deepspeed_enabled", "is_fsdp_enabled"):
+        setattr(target, name, getattr(source, name))
+
+
+def check_optimizer(accelerator: Accelerator, learning_rates: set[float]) -> None:
+    """Raise a `ValueError` if DeepSpeed's config brings an optimizer, which has one learning rate for all entities."""
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    if plugin is not None and "optimizer" in plugin.deepspeed_config and len(learning_rates) > 1:
+        raise ValueError(
+            f"The DeepSpeed config has an 'optimizer' section, which gives all entities one learning rate, but "
+            f"{sorted(learning_rates)} were asked for. Remove the section; the trainer's own optimizer is used then."
         )
 
 
@@ -46,6 +63,9 @@ def full_parameters(module: nn.Module, accelerator: Accelerator, write: bool = F
     import deepspeed
 
     parameters = [parameter for parameter in module.parameters() if hasattr(parameter, "ds_id")]
+    if not parameters:  # DeepSpeed partitions a model that was not loaded under it when training starts
+        yield
+        return
     with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None):
         yield
 

@@ -12,9 +12,10 @@ from ..agents.loading import ModelLike, either, load_value_model, resolve_models
 from ..functional.advantages import explained_variance, is_shared, leave_one_out_mean, normalize_advantages, td_error
 from ..functional.value_losses import value_loss
 from ..models.team import MultiAgentModel
+from ..rollouts.batch import JointBatch
 from ..rollouts.joint import JointRollout, prompt_text
 from .actor_critic_config import MAACConfig
-from .multi_agent_trainer import JointBatch, MultiAgentTrainer
+from .multi_agent_trainer import MultiAgentTrainer
 
 
 class MAACTrainer(MultiAgentTrainer):
@@ -69,17 +70,11 @@ class MAACTrainer(MultiAgentTrainer):
             critic_value_head_hidden_dim=self.args.critic_value_head_hidden_dim,
         )
         critic, tokenizer = load_value_model(
-            "critic",
-            self._critic_source,
-            self._critic_tokenizer,
-            tokenizers[0],
-            hidden_dim,
-            self.args.critic_type,
-            self.args,
+            "critic", self._critic_source, self._critic_tokenizer, agents[0], tokenizers[0], hidden_dim, self.args
         )
         tokenizer.padding_side, tokenizer.truncation_side = "right", "left"
         if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
+            tokenizer.pad_token = tokenizer.eos_token  # one of them is there: it was checked
         return [critic], [tokenizer]
 
     def render_critic_input(self, rollout: JointRollout, sample: int) -> str:
@@ -161,5 +156,6 @@ class MAACTrainer(MultiAgentTrainer):
         )
         mode = "train" if team.training else "eval"
         self._metrics.add(mode, "critic/loss", self.accelerator.gather(loss.detach()).mean().item())
-        self._note_taught("critic", bool(inputs["valid"].any()))
+        if self._decay_guard is not None:
+            self._decay_guard.note("critic", bool(inputs["valid"].any()))
         return self.args.value_loss_coef * loss

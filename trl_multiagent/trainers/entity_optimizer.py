@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from accelerate import Accelerator
+from transformers import TrainerCallback
 
 from ..models.team import MultiAgentModel
 
@@ -35,7 +36,7 @@ def split_by_entity(
                 optimizer.add_param_group({**group, "params": parameters, "lr": rate, "entity": name})
 
 
-class DecayGuard:
+class DecayGuard(TrainerCallback):
     """
     Holds back weight decay of entities that a step has nothing to teach.
 
@@ -52,27 +53,25 @@ class DecayGuard:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, accelerator: Accelerator, names: list[str]):
+        self.optimizer = optimizer
         self.accelerator = accelerator
         self.taught = dict.fromkeys(names, False)
-        # Without weight decay there is nothing to hold back, and no need to ask the other processes
-        if any(group["weight_decay"] for group in optimizer.param_groups):
-            optimizer.register_step_pre_hook(self._hold)
-            optimizer.register_step_post_hook(self._release)
 
     def note(self, name: str, taught: bool) -> None:
         """Say whether a micro-batch of the current step teaches an entity."""
         self.taught[name] = self.taught[name] or taught
 
-    def _hold(self, optimizer, args, kwargs) -> None:
+    def hold(self) -> None:
+        """Before a step: no weight decay for the entities that no micro-batch of it teaches. On every process."""
         flags = torch.tensor([float(flag) for flag in self.taught.values()], device=self.accelerator.device)
         flags = self.accelerator.reduce(flags, reduction="sum").tolist()
         idle = {name for name, flag in zip(self.taught, flags, strict=True) if not flag}
-        for group in optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             if group["entity"] in idle:
                 group["held_weight_decay"], group["weight_decay"] = group["weight_decay"], 0.0
         self.taught = dict.fromkeys(self.taught, False)
 
-    def _release(self, optimizer, args, kwargs) -> None:
-        for group in optimizer.param_groups:
+    def on_optimizer_step(self, args, state, control, **kwargs) -> None:
+        for group in self.optimizer.param_groups:
             if "held_weight_decay" in group:
                 group["weight_decay"] = group.pop("held_weight_decay")

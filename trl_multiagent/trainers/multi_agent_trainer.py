@@ -7,14 +7,12 @@ import functools
 import json
 import logging
 import os
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import datasets
-import numpy as np
 import torch
 from accelerate.utils import set_seed
 from torch import nn
@@ -36,58 +34,29 @@ from ..agents.loading import (
 from ..callbacks.sync_references import SyncReferencesCallback
 from ..checkpoints.export import check_saveable, load_team, save_team, team_card
 from ..models.team import MultiAgentModel
-from ..placement.backends import check_backend, clip_grad_norms, clips_gradients_itself
-from ..rewards import JointReward, RewardFunc
-from ..rollouts.joint import (
-    Formatter,
-    JointRollout,
-    check_formatters,
-    resolve_formatters,
-    sample_joint,
-    score_joint,
+from ..placement.backends import (
+    check_backend,
+    check_optimizer,
+    clip_grad_norms,
+    clips_gradients_itself,
+    full_parameters,
+    share_accelerator,
 )
+from ..rewards import JointReward, RewardFunc
+from ..rollouts.batch import JointBatch
+from ..rollouts.joint import Formatter, resolve_formatters, sample_joint, score_joint
 from ..rollouts.sampling import JointSampler
+from ..rollouts.tasks import check_tasks, prepare_streaming
 from .completions_log import log_completions
 from .entity_optimizer import DecayGuard, split_by_entity
 from .multi_agent_config import MultiAgentConfig
+from .random_state import own_random_state
 from .team_metrics import TeamMetrics
 
 
 logger = logging.getLogger(__name__)
 
 ENTROPY_FILE = "entropy_control.json"
-
-
-@dataclass
-class JointBatch:
-    """
-    A scored generation batch. N actors, B joint samples of this process, W processes.
-
-    Attributes:
-        rollout ([`JointRollout`]): what this process sampled.
-        rewards (`torch.Tensor` of shape `(N, W * B)`): weighted sum of the reward functions for each actor, NaN where
-            there is none.
-        rewards_per_func (`torch.Tensor` of shape `(N, W * B, F)`): what each reward function gave.
-        inputs (list of `dict`, length N): inputs of each actor's TRL loss; `advantages` may be replaced.
-        num_generations (`int`): group size.
-        mode (`str`): `"train"` or `"eval"`.
-        process_index (`int`): number of this process.
-        critic_inputs (`dict`): inputs of the critics' loss, tensors with first dimension B.
-    """
-
-    rollout: JointRollout
-    rewards: torch.Tensor
-    rewards_per_func: torch.Tensor
-    inputs: list[dict[str, Any]]
-    num_generations: int
-    mode: str
-    process_index: int
-    critic_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def local(self, values: torch.Tensor) -> torch.Tensor:
-        """This process's part of a tensor over the joint samples of all processes."""
-        size = len(self.rollout.rows)
-        return values[self.process_index * size : (self.process_index + 1) * size]
 
 
 class MultiAgentTrainer(Trainer):
@@ -158,36 +127,33 @@ class MultiAgentTrainer(Trainer):
         if not isinstance(args, self.config_class):
             raise TypeError(f"`args` must be a {self.config_class.__name__}, got {type(args).__name__}.")
         self.args = args
+        if args.n_gpu > 1:
+            raise ValueError(
+                "Several GPUs are visible to one process. Start the script with `accelerate launch` or `torchrun`, or "
+                "make one GPU visible with `CUDA_VISIBLE_DEVICES`."
+            )
         sources = resolve_models("agent", agent_model, agents, resolve_num_agents(num_agents, args.num_agents))
         tokenizers = resolve_tokenizers(either(tokenizer=tokenizer, processing_class=processing_class), sources, args)
         reward_funcs = either(reward_func=reward_func, reward_funcs=reward_funcs)
         self.reward = JointReward(reward_funcs or [], len(sources), reward_processor, args.batched_rewards)
         self.formatters = resolve_formatters(formatters, len(sources))
-        _check_dataset(train_dataset, self.formatters, tokenizers)
-        for dataset in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
-            _check_dataset(dataset, self.formatters, tokenizers)
-
+        evaluated = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
+        for dataset in [train_dataset, *evaluated]:
+            if dataset is not None:
+                check_tasks(dataset, self.formatters, tokenizers)
         if isinstance(train_dataset, datasets.IterableDataset):
-            _prepare_streaming(args)  # before the first actor makes the accelerator
+            prepare_streaming(args)  # before the first actor makes the accelerator
         self.agent_trainers = self._build_agents(sources, tokenizers, peft_config, quantization_config)
-        actors = [trainer.model for trainer in self.agent_trainers]
         self.tokenizers = [trainer.processing_class for trainer in self.agent_trainers]
-        critics, self.critic_tokenizers = self._build_critics(actors, self.tokenizers)
-        for index, critic in enumerate(critics):
-            clear_dense_quantization(f"critic_{index}", critic.backbone)
-        team = MultiAgentModel(actors, critics)
-        check_independent(dict(team.entities()))
-        if not any(parameter.requires_grad for parameter in team.parameters()):
-            raise ValueError("No parameter of the team is trainable. Unfreeze at least one actor.")
-        check_saveable(team, [*self.tokenizers, *self.critic_tokenizers])
+        team = self._build_team()
 
         # What TRL's trainers keep for one actor, here for the team
         self._step = 0
         self._buffered_inputs: list[dict[str, Any]] | None = None
         self._metrics = TeamMetrics(self.agent_trainers, self.reward.names)
         self._step_time = 0.0
-        self._eval_prefix = "eval"
         self._decay_guard: DecayGuard | None = None
+        self._saving_checkpoint = False
         super().__init__(
             model=team,
             args=args,
@@ -198,19 +164,8 @@ class MultiAgentTrainer(Trainer):
             callbacks=callbacks,
             optimizers=optimizers,
         )
-        if args.n_gpu > 1:
-            raise ValueError(
-                "Several GPUs are visible to one process. Start the script with `accelerate launch` or `torchrun`, or "
-                "make one GPU visible with `CUDA_VISIBLE_DEVICES`."
-            )
         if args.sync_ref_model:
-            without = [i for i, agent in enumerate(self.agent_trainers) if agent.ref_model is None]
-            if without:
-                raise ValueError(
-                    f"sync_ref_model=True, but the actors {without} have no reference model of their own: set `beta` "
-                    f"above 0, and train them without an adapter (whose reference is the model without it)."
-                )
-            self.add_callback(SyncReferencesCallback(self.agent_trainers))
+            self._sync_references()
         # Each process samples with a stream of its own, as in TRL
         set_seed(args.seed, device_specific=True)
 
@@ -233,9 +188,10 @@ class MultiAgentTrainer(Trainer):
         # PEFT writes the base model's name into the config, so no two actors may share one
         peft_configs = [copy.deepcopy(config) for config in peft_configs]
         check_independent({f"agent_{i}": source for i, source in enumerate(sources) if not isinstance(source, str)})
+        self._loaded_by_name = {f"agent_{i}" for i, source in enumerate(sources) if isinstance(source, str)}
         trainers: list[GRPOAgent] = []
         for index, (source, tokenizer, config) in enumerate(zip(sources, tokenizers, peft_configs, strict=True)):
-            model = open_adapter(source, self.args)
+            model = open_adapter(source, self.args, quantization_config)
             if not isinstance(model, str):
                 check_vocabulary(f"agent_{index}", model, tokenizer)
                 clear_dense_quantization(f"agent_{index}", model)
@@ -251,7 +207,39 @@ class MultiAgentTrainer(Trainer):
             check_vocabulary(f"agent_{index}", trainer.model, trainer.processing_class)
             trainers.append(trainer)
         check_backend(trainers[0].accelerator)
+        # TRL may need another kind of activation checkpointing (adapters under ZeRO-3)
+        needed = trainers[0].args.gradient_checkpointing_kwargs
+        self.args.gradient_checkpointing_kwargs = self.args.activation_checkpointing_kwargs = needed
         return trainers
+
+    def _build_team(self) -> MultiAgentModel:
+        """The actors with their critics as one module, checked."""
+        actors = [trainer.model for trainer in self.agent_trainers]
+        critics, self.critic_tokenizers = self._build_critics(actors, self.tokenizers)
+        team = MultiAgentModel(actors, critics)
+        for name, module in team.entities():
+            clear_dense_quantization(name, getattr(module, "backbone", module))
+        check_independent(dict(team.entities()))
+        if not any(parameter.requires_grad for parameter in team.parameters()):
+            raise ValueError("No parameter of the team is trainable. Unfreeze at least one actor.")
+        rates = {self._entity_learning_rate(name) for name, _ in team.entities()}
+        check_optimizer(self.agent_trainers[0].accelerator, rates)
+        self._merged_in_exports = check_saveable(
+            team,
+            [*self.tokenizers, *self.critic_tokenizers],
+            loaded_by_name=self._loaded_by_name,
+            trust_remote_code=self.args.trust_remote_code,
+        )
+        return team
+
+    def _sync_references(self) -> None:
+        without = [index for index, agent in enumerate(self.agent_trainers) if agent.ref_model is None]
+        if without:
+            raise ValueError(
+                f"sync_ref_model=True, but the actors {without} have no reference model of their own: set `beta` "
+                f"above 0, and train them without an adapter (whose reference is the model without it)."
+            )
+        self.add_callback(SyncReferencesCallback(self.agent_trainers))
 
     def _build_critics(
         self, agents: list[nn.Module], tokenizers: list[PreTrainedTokenizerBase]
@@ -260,9 +248,7 @@ class MultiAgentTrainer(Trainer):
         return [], []
 
     def create_accelerator_and_postprocess(self) -> None:
-        first = self.agent_trainers[0]
-        for name in ("accelerator", "gather_function", "is_deepspeed_enabled", "is_fsdp_enabled"):
-            setattr(self, name, getattr(first, name))
+        share_accelerator(self.agent_trainers[0], self)
 
     # Data
 
@@ -380,22 +366,23 @@ class MultiAgentTrainer(Trainer):
         if return_outputs:
             raise ValueError(f"{type(self).__name__} does not return outputs.")
         # The whole loss inside one forward of the wrapper: several forwards before one backward break DDP
-        return model(functools.partial(self._step_loss, inputs=inputs))
+        loss = model(functools.partial(self._step_loss, inputs=inputs))
+        # DeepSpeed steps the optimizer inside the backward pass, so this is the last moment before every step
+        if self._decay_guard is not None and self.model.training and self.accelerator.sync_gradients:
+            self._decay_guard.hold()
+        return loss
 
     def _step_loss(self, team: MultiAgentModel, inputs: dict[str, Any]) -> torch.Tensor:
         losses = []
         for index, (agent, actor) in enumerate(zip(self.agent_trainers, team.agents, strict=True)):
             part = _part(inputs, f"agent_{index}/")
             losses.append(agent.loss(actor, part))
-            self._note_taught(f"agent_{index}", agent.is_taught_by(part))
+            if self._decay_guard is not None:
+                self._decay_guard.note(f"agent_{index}", agent.is_taught_by(part))
         if len(team.critics):
             accumulation = self.current_gradient_accumulation_steps if team.training else 1
             losses.append(self._critic_loss(team, _part(inputs, "critic/")) / accumulation)
         return functools.reduce(torch.add, losses)
-
-    def _note_taught(self, name: str, taught: bool) -> None:
-        if self._decay_guard is not None and self.model.training:
-            self._decay_guard.note(name, taught)
 
     def _critic_loss(self, team: MultiAgentModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Loss of the critics on one micro-batch, a mean over its joint samples."""
@@ -414,7 +401,7 @@ class MultiAgentTrainer(Trainer):
     @contextlib.contextmanager
     def _caches_as_loaded(self) -> Iterator[None]:
         """Exports carry the `use_cache` that the actors were loaded with, also in the middle of training."""
-        current = [actor.config.use_cache for actor in self.agents]
+        current = [getattr(actor.config, "use_cache", None) for actor in self.agents]
         try:
             for trainer in self.agent_trainers:
                 trainer.model.config.use_cache = trainer.loaded_use_cache
@@ -443,8 +430,10 @@ class MultiAgentTrainer(Trainer):
         optimizer = super().create_optimizer(model)
         if not given:
             split_by_entity(optimizer, self.model, self._entity_learning_rate)
-            names = [name for name, _ in self.model.entities()]
-            self._decay_guard = DecayGuard(optimizer, self.accelerator, names)
+            if self.args.weight_decay:
+                names = [name for name, _ in self.model.entities()]
+                self._decay_guard = DecayGuard(optimizer, self.accelerator, names)
+                self.add_callback(self._decay_guard)
         return optimizer
 
     def _entity_learning_rate(self, name: str) -> float:
@@ -467,9 +456,30 @@ class MultiAgentTrainer(Trainer):
         dataset = getattr(dataloader, "dataset", None)
         sized = dataset is not None and not isinstance(dataset, torch.utils.data.IterableDataset)
         self._metrics.start_evaluation(len(dataset) * self._num_generations("eval") if sized else None)
-        self._eval_prefix = metric_key_prefix
-        with _own_random_state(self.args.seed):
-            return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        engine = self._without_engine() if self.is_deepspeed_enabled and self.deepspeed is None else nullcontext()
+        with own_random_state(self.args.seed), engine:
+            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        for name, value in self._metrics.pop("eval").items():
+            output.metrics[f"{metric_key_prefix}_{name}"] = value
+        return output
+
+    @contextlib.contextmanager
+    def _without_engine(self) -> Iterator[None]:
+        """
+        Evaluate on the bare team: before training, DeepSpeed has no engine yet, and one that is made for inference
+        could not train later.
+        """
+        gathers = [agent.args.ds3_gather_for_generation for agent in self.agent_trainers]
+        self.is_deepspeed_enabled = False
+        try:
+            with full_parameters(self.model, self.accelerator):
+                for agent in self.agent_trainers:
+                    agent.args.ds3_gather_for_generation = False  # they are gathered here
+                yield
+        finally:
+            self.is_deepspeed_enabled = True
+            for agent, gather in zip(self.agent_trainers, gathers, strict=True):
+                agent.args.ds3_gather_for_generation = gather
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -479,14 +489,11 @@ class MultiAgentTrainer(Trainer):
     # Metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        mode = "train" if self.model.training else "eval"
-        metrics = self._metrics.pop(mode)
-        if mode == "eval":
-            metrics = {f"{self._eval_prefix}_{name}": value for name, value in metrics.items()}
-        elif "learning_rate" in logs and len(self.critics):
-            rates = {group.get("entity"): group["lr"] for group in self.optimizer.param_groups}
-            metrics["critic/learning_rate"] = rates.get("critic")
-        logs.update(metrics)
+        if self.model.training:
+            logs.update(self._metrics.pop("train"))
+            if "learning_rate" in logs and len(self.critics):
+                rates = [group["lr"] for group in self.optimizer.param_groups if group.get("entity") == "critic"]
+                logs.update({"critic/learning_rate": rates[0]} if rates else {})
         super().log(logs, start_time)
         if self.args.log_completions and self.accelerator.is_main_process:
             log_completions(self.agent_trainers, self.args, self.state.global_step)
@@ -514,12 +521,17 @@ class MultiAgentTrainer(Trainer):
         output_dir = self.args.output_dir if output_dir is None else output_dir
         tokenizers = [*self.tokenizers, *self.critic_tokenizers]
         with self._caches_as_loaded():
-            save_team(self.model, tokenizers, output_dir, self.accelerator, adapters_only=_internal_call)
+            merged = None if self._saving_checkpoint else self._merged_in_exports
+            save_team(self.model, tokenizers, output_dir, self.accelerator, merged)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Team save", revision=self.args.hub_revision)
 
     def _save_checkpoint(self, model, trial) -> None:
-        super()._save_checkpoint(model, trial)
+        self._saving_checkpoint = True
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._saving_checkpoint = False
         if self.args.use_adaptive_entropy and self.args.should_save:
             directory = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
             with open(os.path.join(directory, ENTROPY_FILE), "w", encoding="utf-8") as file:
@@ -533,13 +545,13 @@ class MultiAgentTrainer(Trainer):
                     agent.load_entropy_control(state)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        load_team(self.model, resume_from_checkpoint)
+        load_team(self.model, resume_from_checkpoint, self.args.trust_remote_code)
 
     def _load_best_model(self) -> None:
         if self.is_deepspeed_enabled:
             super()._load_best_model()
         else:
-            load_team(self.model, self.state.best_model_checkpoint)
+            load_team(self.model, self.state.best_model_checkpoint, self.args.trust_remote_code)
 
 
 def _identity(rows: list) -> list:
@@ -548,42 +560,3 @@ def _identity(rows: list) -> list:
 
 def _part(inputs: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in inputs.items() if name.startswith(prefix)}
-
-
-@contextlib.contextmanager
-def _own_random_state(seed: int) -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        set_seed(seed, device_specific=True)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
-
-
-def _check_dataset(dataset, formatters: Sequence[Formatter], tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
-    if dataset is None:
-        return
-    if not isinstance(dataset, (datasets.Dataset, datasets.IterableDataset)):
-        raise TypeError(
-            f"A dataset must be a `datasets.Dataset` or `IterableDataset`, got {type(dataset).__name__}. "
-            f"`Dataset.from_list(rows)` makes one."
-        )
-    row = next(iter(dataset), None)
-    if row is None:
-        raise ValueError("The dataset is empty; training needs at least one row.")
-    check_formatters(row, formatters, tokenizers)
-
-
-def _prepare_streaming(args: MultiAgentConfig) -> None:
-    """Streamed rows must reach every process whole and in order, or groups would mix prompts."""
-    if args.accelerator_config.dispatch_batches:
-        raise ValueError("A streamed dataset needs `accelerator_config={'dispatch_batches': False}`.")
-    if args.dataloader_num_workers:
-        raise ValueError(
-            f"A streamed dataset needs dataloader_num_workers=0, got {args.dataloader_num_workers}: several workers "
-            f"would interleave the rows and split the groups."
-        )
-    args.accelerator_config.dispatch_batches = False

@@ -4,7 +4,8 @@
 import torch
 
 from ..functional.advantages import has_spread
-from .multi_agent_trainer import JointBatch, MultiAgentTrainer
+from ..rollouts.batch import JointBatch
+from .multi_agent_trainer import MultiAgentTrainer
 from .reinforce_config import MAGRPOConfig
 
 

@@ -45,7 +45,7 @@ class TeamMetrics:
     def start_evaluation(self, num_samples: int | None) -> None:
         """Say how many joint samples an evaluation has, over all processes; what is beyond fills its last batch."""
         self._eval_samples_left = num_samples
-        self._eval_rewards.clear()
+        self.pop("eval")  # what an evaluation that broke off may have left
 
     def wanted_samples(self, mode: str) -> int | None:
         """How many joint samples of the coming batch are wanted; None for all."""

@@ -1,0 +1,41 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""The datasets that tasks come from."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import datasets
+from transformers import TrainingArguments
+
+from .joint import Formatter, check_formatters
+
+
+def check_tasks(dataset: Any, formatters: Sequence[Formatter], tokenizers: Sequence) -> None:
+    """
+    Check a dataset, and every actor's formatter and chat template on its first row.
+
+    Raises:
+        TypeError: it is no dataset of the library `datasets`.
+        ValueError: it is empty, or its rows do not fit the formatters and tokenizers.
+    """
+    if not isinstance(dataset, (datasets.Dataset, datasets.IterableDataset)):
+        raise TypeError(
+            f"A dataset must be a `datasets.Dataset` or `IterableDataset`, got {type(dataset).__name__}. "
+            "`Dataset.from_list(rows)` makes one."
+        )
+    row = next(iter(dataset), None)
+    if row is None:
+        raise ValueError("The dataset is empty; it needs at least one row.")
+    check_formatters(row, formatters, tokenizers)
+
+
+def prepare_streaming(args: TrainingArguments) -> None:
+    """Set up streamed rows so that they reach every process whole and in order; else groups would mix prompts."""
+    if args.accelerator_config.dispatch_batches:
+        raise ValueError("A streamed dataset needs `accelerator_config={'dispatch_batches': False}`.")
+    if args.dataloader_num_workers:
+        raise ValueError(
+            f"A streamed dataset needs dataloader_num_workers=0, got {args.dataloader_num_workers}: several workers "
+            "would interleave the rows and split the groups."
+        )
+    args.accelerator_config.dispatch_batches = False
