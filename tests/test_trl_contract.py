@@ -52,7 +52,7 @@ def test_upstream_has_what_the_contract_names(entry):
     assert listed == list(entry.parameters), f"{entry.where}{inspect.signature(found)} has another order."
 
 
-@pytest.mark.parametrize("name", sorted(set(_compat.__all__) - {"TRL_CONTRACT", "reference_is_a_copy_of"}))
+@pytest.mark.parametrize("name", sorted(set(_compat.__all__) - {"TRL_ATTRIBUTES", "TRL_CONTRACT"}))
 def test_every_borrowed_name_is_callable(name):
     assert callable(getattr(_compat, name))
 
@@ -136,6 +136,11 @@ def trained(tmp_path_factory):
     trainer = stock(tmp_path_factory.mktemp("stock"))
     trainer.train()
     return trainer
+
+
+@pytest.mark.parametrize("name", _compat.TRL_ATTRIBUTES)
+def test_a_trainer_has_the_attributes_that_are_used(name, trained):
+    assert hasattr(trained, name)
 
 
 def test_generate_returns_ids_tool_mask_and_texts_in_an_8_tuple(trained):

@@ -30,6 +30,7 @@ from trl.trainer.utils import (
 
 
 __all__ = [
+    "TRL_ATTRIBUTES",
     "TRL_CONTRACT",
     "RepeatSampler",
     "SyncRefModelCallback",
@@ -106,6 +107,75 @@ TRL_CONTRACT = (
         "`Trainer` takes an accelerator",
     ),
     Contract(
+        "transformers.Trainer._prepare_inputs",
+        ("self", "inputs"),
+        "overridden: one micro-batch of a rollout instead of a collated batch",
+        "never: it is the documented place for it",
+    ),
+    Contract(
+        "transformers.Trainer._clip_grad_norm",
+        ("self", "model"),
+        "overridden: clips each entity by its own norm",
+        "`Trainer` clips by parameter group",
+    ),
+    Contract(
+        "transformers.Trainer._get_dataloader",
+        ("self", "dataset", "description", "batch_size", "sampler_fn", "is_training"),
+        "called: loaders of whole generation batches",
+        "it is public",
+    ),
+    Contract(
+        "transformers.Trainer._get_train_sampler",
+        ("self", "train_dataset"),
+        "replaced by the sampler of groups",
+        "`Trainer` takes a sampler",
+    ),
+    Contract(
+        "transformers.Trainer._get_eval_sampler",
+        ("self", "eval_dataset"),
+        "replaced by the sampler of groups",
+        "`Trainer` takes a sampler",
+    ),
+    Contract(
+        "transformers.Trainer._set_signature_columns_if_needed",
+        ("self",),
+        "overridden: every column is kept",
+        "`remove_unused_columns=False` needs no columns",
+    ),
+    Contract(
+        "transformers.Trainer._save_checkpoint",
+        ("self", "model", "trial"),
+        "overridden: adapters are not merged, and the entropy control is written",
+        "checkpoints have a public hook",
+    ),
+    Contract(
+        "transformers.Trainer._get_output_dir", ("self", "trial"), "called: the folder of checkpoints", "it is public"
+    ),
+    Contract(
+        "transformers.Trainer._load_from_checkpoint",
+        ("self", "resume_from_checkpoint", "model"),
+        "overridden: loads every entity",
+        "checkpoints have a public hook",
+    ),
+    Contract(
+        "transformers.Trainer._load_best_model",
+        ("self",),
+        "overridden: loads every entity",
+        "checkpoints have a public hook",
+    ),
+    Contract(
+        "transformers.Trainer._load_optimizer_and_scheduler",
+        ("self", "checkpoint"),
+        "overridden: reads the entropy control",
+        "checkpoints have a public hook",
+    ),
+    Contract(
+        "transformers.utils.cached_file",
+        ("path_or_repo_id", "filename"),
+        "finds files of hub ids without an error where there are none",
+        "huggingface_hub offers the same for local directories",
+    ),
+    Contract(
         "trl.trainer.grpo_trainer.create_model_from_path",
         ("model_id",),
         "`reference_is_a_copy_of` replaces it while an actor is built, to copy the reference instead of reloading it",
@@ -142,6 +212,23 @@ def keep_outputs_in_float32(trainer: grpo_trainer.GRPOTrainer) -> None:
     """
     if trainer.accelerator.native_amp and Version(trl.__version__) < Version("1.16.0"):
         trainer.model.register_forward_hook(lambda module, args, output: convert_to_fp32(output))
+
+
+# What the package reads and writes on a `GRPOTrainer` instance
+TRL_ATTRIBUTES = (
+    "_entropy_bonus_enabled",
+    "_last_world_entropy",
+    "_logs",
+    "_metrics",
+    "_tokenizer",
+    "aux_loss_enabled",
+    "current_gradient_accumulation_steps",
+    "entropy_coef",
+    "eos_token_ids",
+    "ref_model",
+    "reward_func_names",
+    "reward_weights",
+)
 
 
 @contextlib.contextmanager

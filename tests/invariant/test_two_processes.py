@@ -54,8 +54,8 @@ CASES = {
 }
 # DeepSpeed clips by one norm over the team, so that case has no match there
 ZERO_CASES = [
+    "from disk with KL",  # first: nothing has told DeepSpeed of the processes before
     "accumulation",
-    "from disk with KL",
     "LoRA beside full",
     "one frozen",
     "groups over both processes",

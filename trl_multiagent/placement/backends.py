@@ -9,6 +9,20 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
+from transformers import TrainingArguments
+
+
+def start_backend(args: TrainingArguments) -> None:
+    """
+    Tell DeepSpeed of the processes before models are loaded. On a CPU, Accelerate starts them without it, and ZeRO-3,
+    which partitions weights while they are loaded, would take each process for the only one.
+    """
+    if args.deepspeed_plugin is None or not torch.distributed.is_initialized():
+        return
+    import deepspeed
+
+    if not deepspeed.comm.is_initialized():
+        deepspeed.comm.init_distributed(dist_backend=torch.distributed.get_backend())
 
 
 def check_backend(accelerator: Accelerator) -> None:

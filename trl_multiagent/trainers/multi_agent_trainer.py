@@ -41,6 +41,7 @@ from ..placement.backends import (
     clips_gradients_itself,
     full_parameters,
     share_accelerator,
+    start_backend,
 )
 from ..rewards import JointReward, RewardFunc
 from ..rollouts.batch import JointBatch
@@ -132,6 +133,7 @@ class MultiAgentTrainer(Trainer):
                 "Several GPUs are visible to one process. Start the script with `accelerate launch` or `torchrun`, or "
                 "make one GPU visible with `CUDA_VISIBLE_DEVICES`."
             )
+        start_backend(args)
         sources = resolve_models("agent", agent_model, agents, resolve_num_agents(num_agents, args.num_agents))
         tokenizers = resolve_tokenizers(either(tokenizer=tokenizer, processing_class=processing_class), sources, args)
         reward_funcs = either(reward_func=reward_func, reward_funcs=reward_funcs)
