@@ -130,7 +130,7 @@ def _rule(title: str = "") -> str:
 
 def plot_reward(log_history: list[dict], path: str | Path, title: str = "Reward during training") -> None:
     """
-    Draw the training reward of each update, its running mean, and the evaluations, into a PNG file.
+    Draw the training reward, its running mean where there are many points, and the evaluations, into a PNG file.
 
     Args:
         log_history (`list[dict]`):
@@ -148,14 +148,15 @@ def plot_reward(log_history: list[dict], path: str | Path, title: str = "Reward 
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(title=title, xlabel="update", ylabel="reward")
     if steps:
-        # A line through one point shows nothing, so few points get markers.
-        marker = "o" if len(steps) < RUNNING_MEAN else None
-        axes.plot(steps, rewards, color="tab:blue", alpha=0.4, linewidth=0.8, marker=marker, label="each update")
-    if len(steps) > 1:
-        mean_label = f"mean of the last {min(RUNNING_MEAN, len(steps))}"
-        axes.plot(steps, _running_mean(rewards), color="tab:blue", linewidth=2, label=mean_label)
+        # A line through few points shows little without markers, and their running mean nothing
+        many = len(steps) > RUNNING_MEAN
+        style = {"alpha": 0.4, "linewidth": 0.8} if many else {"marker": "o"}
+        axes.plot(steps, rewards, color="tab:blue", label="training", **style)
+        if many:
+            mean_label = f"mean of the last {RUNNING_MEAN}"
+            axes.plot(steps, _running_mean(rewards), color="tab:blue", linewidth=2, label=mean_label)
     if eval_steps:
-        axes.plot(eval_steps, eval_rewards, "D--", color="tab:orange", label="evaluation")
+        axes.plot(eval_steps, eval_rewards, "D--", color="tab:orange", label="held-out prompts")
     if steps or eval_steps:
         axes.legend()
         axes.set_xlim(min(steps + eval_steps) - 0.5, max(steps + eval_steps) + 0.5)

@@ -4,10 +4,12 @@
 import math
 import os
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 from datasets import Dataset
 from example_data import load_prompts
@@ -115,6 +117,15 @@ class RewardBar(ProgressCallback):
             self.training_bar.set_postfix(reward=f"{logs['reward']:.3f}")
 
 
+def quiet_libraries() -> None:
+    """Leave the screen to the plan, the training's progress and the result."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()  # of loading and writing weights
+    datasets.disable_progress_bars()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    warnings.filterwarnings("ignore", message=".*pin_memory.*", category=UserWarning)
+
+
 def use_all_cores(args: MultiAgentConfig) -> None:
     """On a CPU, `accelerate launch` gives a single process one thread; take the cores that are there instead."""
     if args.device.type == "cpu" and args.world_size == 1:
@@ -155,7 +166,7 @@ def run_example(
     plan: dict[str, str] | None = None,
 ) -> None:
     """Train the example's team and show what came of it: a table, samples, a plot, and the team on disk."""
-    transformers_logging.set_verbosity_error()
+    quiet_libraries()
     use_all_cores(args)
     started = time.perf_counter()
     sources = team_sources(team_args.agents)
@@ -189,7 +200,8 @@ def run_example(
     trainer.save_model()
     if is_main:
         plot = Path(args.output_dir) / "reward.png"
-        plot_reward(trainer.state.log_history, plot, title=f"{trainer_class.__name__}: joint reward during training")
+        history = [{"step": 0, "eval_reward": before}, *trainer.state.log_history]  # training starts a new history
+        plot_reward(history, plot, title=f"{trainer_class.__name__}: joint reward during training")
         generations = args.num_generations_eval or args.num_generations
         print_result(
             [RewardRow(showcase.__name__, before, after, len(eval_dataset), generations)],

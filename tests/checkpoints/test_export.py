@@ -120,6 +120,7 @@ def test_the_critics_backbone_and_head_give_the_same_values(team):
 
 
 def test_the_head_file_is_a_plain_state_dict(team):
+    """B38"""
     trainer, directory = team
     state = torch.load(directory / "critic" / "value_head.pt", weights_only=True)
     live = trainer.critics[0].value_head
@@ -187,6 +188,7 @@ def test_a_head_of_another_shape_is_an_error_that_names_both(team, tmp_path):
 
 
 def test_a_missing_head_is_an_error(team, tmp_path):
+    """B38"""
     _, directory = team
     shutil.copytree(directory / "critic", tmp_path / "critic")
     (tmp_path / "critic" / "value_head.pt").unlink()
@@ -208,6 +210,8 @@ def is_tied(model):
 
 
 def test_ties_hold_through_saving_resuming_and_reloading(tmp_path):
+    """B37"""
+
     def make():
         return build(
             tmp_path, [gpt2(0), gpt2(1)], tok(), gpt2(2), save_strategy="steps", save_steps=1, save_total_limit=5

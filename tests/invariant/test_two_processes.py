@@ -365,6 +365,7 @@ def test_one_process_has_learned_something(case, one_process):
 @pytest.mark.distributed
 @WHOLE_WEIGHTS
 def test_both_processes_end_with_the_same_weights(backend, case, two_processes):
+    """B48"""
     first, second = two_processes(backend)[1][case]
     assert first["hashes"] == second["hashes"]
     assert len(set(first["hashes"])) == len(first["hashes"]) == (3 if "MAAC" in case else 2)
@@ -419,6 +420,7 @@ def test_a_reward_function_sees_whole_groups_each_once(backend, case, one_proces
 @pytest.mark.distributed
 @EVERY_RUN
 def test_exports_hold_whole_tensors_and_load(backend, case, two_processes):
+    """B46"""
     folder = two_processes(backend)[0] / case / "export"
     models = {"agent_0": lm(0), "agent_1": llama(1, vocab=40)} | (
         {"critic": gpt2(7, vocab=48)} if "MAAC" in case else {}
@@ -444,6 +446,7 @@ def test_evaluating_before_training_sees_the_start_of_the_training(backend, two_
 
 @EVERY_BACKEND
 def test_evaluation_counts_exactly_its_prompts(backend, one_process, two_processes):
+    """B36"""
     ranks = two_processes(backend)[1]["accumulation"]
     calls = [call for report in ranks for call in report["evaluation_calls"]]
     assert sorted(call["prompts"] for call in calls) == sorted([prompt] * 4 for prompt in dataset(3)["prompt"])
@@ -455,6 +458,7 @@ def test_evaluation_counts_exactly_its_prompts(backend, one_process, two_process
 @pytest.mark.distributed
 @EVERY_BACKEND
 def test_one_wandb_run_and_one_row_for_each_logged_step(backend, two_processes):
+    """B11"""
     ranks = two_processes(backend)[1]["accumulation"]
     first, second = (report["wandb"] for report in ranks)
     assert first["init"] == 1 and second["init"] == 0
@@ -467,6 +471,7 @@ def test_one_wandb_run_and_one_row_for_each_logged_step(backend, two_processes):
 
 
 def test_one_wandb_run_for_three_actors(tmp_path, monkeypatch):
+    """B11"""
     import wandb
 
     for name in ("run", "init", "log", "config", "define_metric"):
@@ -499,6 +504,7 @@ def test_one_wandb_run_for_three_actors(tmp_path, monkeypatch):
 
 @pytest.mark.distributed
 def test_a_reward_function_that_raises_on_one_process_ends_the_job(tmp_path):
+    """B33"""
     done = launch("raise", tmp_path, 0)  # the launch has a time limit: what hangs runs into it
     assert done.returncode != 0
     assert "KeyError: 'the grader lost this task'" in done.stderr

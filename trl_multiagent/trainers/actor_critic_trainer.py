@@ -156,6 +156,6 @@ class MAACTrainer(MultiAgentTrainer):
         )
         mode = "train" if team.training else "eval"
         self._metrics.add(mode, "critic/loss", self.accelerator.gather(loss.detach()).mean().item())
-        if self._decay_guard is not None:
+        if self._decay_guard is not None and team.training:
             self._decay_guard.note("critic", bool(inputs["valid"].any()))
         return self.args.value_loss_coef * loss

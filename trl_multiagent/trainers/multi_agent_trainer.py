@@ -379,7 +379,7 @@ class MultiAgentTrainer(Trainer):
         for index, (agent, actor) in enumerate(zip(self.agent_trainers, team.agents, strict=True)):
             part = _part(inputs, f"agent_{index}/")
             losses.append(agent.loss(actor, part))
-            if self._decay_guard is not None:
+            if self._decay_guard is not None and team.training:
                 self._decay_guard.note(f"agent_{index}", agent.is_taught_by(part))
         if len(team.critics):
             accumulation = self.current_gradient_accumulation_steps if team.training else 1
@@ -392,25 +392,21 @@ class MultiAgentTrainer(Trainer):
 
     def train(self, *args, **kwargs):
         """Train as `transformers.Trainer.train`; afterwards the actors use their caches as they did before."""
-        for actor in self.agents:
-            actor.config.use_cache = self.args.use_cache
+        self._set_caches([self.args.use_cache] * len(self.agents))
         try:
             return super().train(*args, **kwargs)
         finally:
-            for trainer in self.agent_trainers:
-                trainer.model.config.use_cache = trainer.loaded_use_cache
+            self._set_caches(self._loaded_caches)
 
-    @contextlib.contextmanager
-    def _caches_as_loaded(self) -> Iterator[None]:
-        """Exports carry the `use_cache` that the actors were loaded with, also in the middle of training."""
-        current = [getattr(actor.config, "use_cache", None) for actor in self.agents]
-        try:
-            for trainer in self.agent_trainers:
-                trainer.model.config.use_cache = trainer.loaded_use_cache
-            yield
-        finally:
-            for actor, use_cache in zip(self.agents, current, strict=True):
-                actor.config.use_cache = use_cache
+    @property
+    def _loaded_caches(self) -> list[bool | None]:
+        return [agent.loaded_use_cache for agent in self.agent_trainers]
+
+    def _set_caches(self, values: Sequence[bool | None]) -> None:
+        """Set `use_cache` in the actors' configs; None for an architecture that has no such entry."""
+        for actor, value in zip(self.agents, values, strict=True):
+            if value is not None:
+                actor.config.use_cache = value
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         started = time.perf_counter()
@@ -522,9 +518,14 @@ class MultiAgentTrainer(Trainer):
         """
         output_dir = self.args.output_dir if output_dir is None else output_dir
         tokenizers = [*self.tokenizers, *self.critic_tokenizers]
-        with self._caches_as_loaded():
-            merged = None if self._saving_checkpoint else self._merged_in_exports
+        # A training checkpoint is loaded into the same model, so its adapters are not merged
+        merged = None if self._saving_checkpoint else self._merged_in_exports
+        current = [getattr(actor.config, "use_cache", None) for actor in self.agents]
+        self._set_caches(self._loaded_caches)  # in an export, also in the middle of training
+        try:
             save_team(self.model, tokenizers, output_dir, self.accelerator, merged)
+        finally:
+            self._set_caches(current)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Team save", revision=self.args.hub_revision)
 
