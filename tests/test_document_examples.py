@@ -1,6 +1,7 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """What CoMLRL's documents show runs here with another import path, on local model directories."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,17 @@ def test_a_custom_head_is_set_by_model_config(models):
     trainer.save_model("saved")
     with pytest.raises(ValueError, match=r"has the shapes .*\(5, 16\).* but this run asks for .*\(1, 16\)"):
         maac({**models, "7B": "saved/critic"})
+
+
+def test_the_readme_example_runs(models):
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    for identifier, stand_in in (
+        ("Qwen/Qwen2.5-0.5B-Instruct", models["3B"]),
+        ("HuggingFaceTB/SmolLM2-360M-Instruct", models["1.5B"]),
+    ):
+        assert identifier in code
+        code = code.replace(identifier, stand_in)
+    code = code.replace("num_generations=4, max_completion_length=64", "num_generations=4, max_completion_length=4")
+    exec(compile(code, "README.md", "exec"), {})
+    assert Path("outputs/essay/agent_1/config.json").is_file()
