@@ -31,13 +31,13 @@ EXAMPLE_DEFAULTS: dict[str, Any] = {
     "num_agents": 2,
     "num_generations": 4,
     "num_generations_eval": 4,
-    "per_device_eval_batch_size": 32,
+    "per_device_eval_batch_size": 64,
     "max_completion_length": 32,
     "steps_per_generation": 4,
-    "learning_rate": 8e-5,
+    "learning_rate": 1e-4,
     "lr_scheduler_type": "constant_with_warmup",
     "warmup_steps": 2,
-    "max_steps": 20,
+    "max_steps": 24,
     "gradient_checkpointing": False,
     "logging_steps": 1,
     "save_strategy": "no",
@@ -59,7 +59,7 @@ class TeamArguments:
             Split of the dataset.
         prompt_column (`str`, *optional*, defaults to `"prompt"`):
             Column that holds the prompts.
-        num_eval_prompts (`int`, *optional*, defaults to `12`):
+        num_eval_prompts (`int`, *optional*, defaults to `16`):
             Held-out prompts for the reward before and after training.
     """
 
@@ -80,7 +80,7 @@ class TeamArguments:
     dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
     prompt_column: str = field(default="prompt", metadata={"help": "Column that holds the prompts."})
     num_eval_prompts: int = field(
-        default=12, metadata={"help": "Held-out prompts for the reward before and after training."}
+        default=16, metadata={"help": "Held-out prompts for the reward before and after training."}
     )
 
 

@@ -709,3 +709,16 @@ def test_a_model_that_was_passed_is_the_one_that_is_trained(build):
     assert all(own is given for own, given in zip(trainer.agents, actors, strict=True))
     trainer.train()
     assert all(not torch.equal(parameters(actor), parameters(old)) for actor, old in zip(actors, before, strict=True))
+
+
+def test_a_tokenizer_without_eos_and_pad_is_an_error_that_names_the_actor(tmp_path):
+    tokenizer = tok(pad=None)
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="agent_0: its tokenizer has neither an EOS nor a pad token"):
+        MAGRPOTrainer(
+            agents=[lm(0)],
+            tokenizer=tokenizer,
+            reward_func=word_reward,
+            train_dataset=dataset(),
+            args=team_args(MAGRPOConfig, tmp_path),
+        )

@@ -142,16 +142,18 @@ def resolve_tokenizers(tokenizer: Any, agents: Sequence[ModelLike], args: GRPOCo
 def _tokenizer_of(name: str, model: ModelLike, tokenizer: Any, args: GRPOConfig) -> PreTrainedTokenizerBase:
     if isinstance(tokenizer, ProcessorMixin):
         raise ValueError(f"{name}: got a {type(tokenizer).__name__}, expected a tokenizer. Actors are text models.")
-    if tokenizer is not None and not isinstance(tokenizer, str):
-        if tokenizer.eos_token is None and tokenizer.pad_token is None:
-            raise ValueError(f"{name}: its tokenizer has neither an EOS nor a pad token. Set `tokenizer.pad_token`.")
-        return copy_tokenizer(name, tokenizer)
     if tokenizer is None and not isinstance(model, str):
         raise ValueError(
             f"{name} is a loaded model and has no tokenizer. Pass `tokenizer=`: one that all actors share, or a list "
             f"in actor order."
         )
-    return load_tokenizer(tokenizer or model, args)
+    if tokenizer is None or isinstance(tokenizer, str):
+        tokenizer = load_tokenizer(tokenizer or model, args)
+    else:
+        tokenizer = copy_tokenizer(name, tokenizer)
+    if tokenizer.eos_token is None and tokenizer.pad_token is None:
+        raise ValueError(f"{name}: its tokenizer has neither an EOS nor a pad token. Set `tokenizer.pad_token`.")
+    return tokenizer
 
 
 def copy_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
