@@ -59,7 +59,7 @@ class TeamArguments:
             Split of the dataset.
         prompt_column (`str`, *optional*, defaults to `"prompt"`):
             Column that holds the prompts.
-        num_eval_prompts (`int`, *optional*, defaults to `16`):
+        num_eval_prompts (`int`, *optional*, defaults to `12`):
             Held-out prompts for the reward before and after training.
     """
 
@@ -80,7 +80,7 @@ class TeamArguments:
     dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
     prompt_column: str = field(default="prompt", metadata={"help": "Column that holds the prompts."})
     num_eval_prompts: int = field(
-        default=16, metadata={"help": "Held-out prompts for the reward before and after training."}
+        default=12, metadata={"help": "Held-out prompts for the reward before and after training."}
     )
 
 

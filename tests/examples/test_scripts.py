@@ -64,9 +64,9 @@ def test_train_maac_takes_local_models_and_data_and_shows_what_came_of_it(tmp_pa
     assert run.returncode == 0, run.stderr[-3000:]
     # The plan, before training
     assert models["critic"] in run.stdout and "2 updates of 9 joint answers, 3 for each prompt" in run.stdout
-    assert "4 to train on, 16 held out" in run.stdout
+    assert "8 to train on, 12 held out" in run.stdout
     # The table, the samples, and where things are
-    assert "Reward on held-out prompts" in run.stdout and "16 x 4" in run.stdout
+    assert "Reward on held-out prompts" in run.stdout and "12 x 4" in run.stdout
     assert "brief" in run.stdout and "detailed" in run.stdout and "AutoModelForCausalLM.from_pretrained" in run.stdout
     assert (output / "reward.png").read_bytes().startswith(b"\x89PNG")
     for entity in ("agent_0", "agent_1", "critic"):
