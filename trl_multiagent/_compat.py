@@ -8,6 +8,7 @@ let us drop it; a test compares it with the installed TRL and fails first, by na
 
 import contextlib
 import copy
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import trl
 from accelerate.utils import convert_to_fp32
 from packaging.version import Version
 from torch import nn
+from transformers.utils import cached_file
 from trl.data_utils import is_conversational
 from trl.trainer import grpo_trainer
 from trl.trainer.callbacks import SyncRefModelCallback
@@ -36,6 +38,7 @@ __all__ = [
     "SyncRefModelCallback",
     "create_model_from_path",
     "get_callable_name",
+    "find_file",
     "is_conversational",
     "keep_outputs_in_float32",
     "print_prompt_completions_sample",
@@ -201,6 +204,19 @@ TRL_CONTRACT = (
         "public",
     ),
 )
+
+
+def find_file(source: str, name: str) -> str | None:
+    """Path of a file of a directory or a hub id (downloaded if need be); None if it is not there."""
+    if not source or (os.path.isabs(source) and not os.path.isdir(source)):
+        return None
+    return cached_file(
+        source,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
 
 
 def keep_outputs_in_float32(trainer: grpo_trainer.GRPOTrainer) -> None:

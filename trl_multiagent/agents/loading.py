@@ -17,10 +17,9 @@ from transformers import (
     ProcessorMixin,
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
-from transformers.utils import cached_file
 from trl import GRPOConfig
 
-from .._compat import create_model_from_path
+from .._compat import create_model_from_path, find_file
 from ..models.critic import ValueModel, base_language_model
 from ..models.dropout import disable_dropout
 from ..models.value_head import VALUE_HEAD_FILE, load_value_head
@@ -192,7 +191,7 @@ def open_adapter(model: ModelLike, args: GRPOConfig, quantization_config=None) -
     An identifier that holds an adapter only (a directory or a hub id) becomes the trainable PEFT model, on its base;
     anything else is returned as it is.
     """
-    if not isinstance(model, str) or _has_file(model, "config.json") or not _has_file(model, "adapter_config.json"):
+    if not isinstance(model, str) or find_file(model, "config.json") or not find_file(model, "adapter_config.json"):
         return model
     from peft import AutoPeftModelForCausalLM
 
@@ -200,22 +199,6 @@ def open_adapter(model: ModelLike, args: GRPOConfig, quantization_config=None) -
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
     return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **kwargs)
-
-
-def _has_file(source: str, name: str) -> bool:
-    """Whether a directory or a hub id holds a file."""
-    if os.path.isdir(source):
-        return os.path.isfile(os.path.join(source, name))
-    return (
-        cached_file(
-            source,
-            name,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_gated_repo=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        is not None
-    )
 
 
 def check_vocabulary(name: str, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -276,7 +259,7 @@ def load_value_model(
         backbone = create_model_from_path(backbone, AutoModelForCausalLM, **_init_kwargs(args))
     _check_causal(name, backbone)
     home = identifier(source)
-    if tokenizer is None and home and any(_has_file(home, f) for f in ("tokenizer_config.json", "tokenizer.json")):
+    if tokenizer is None and home and any(find_file(home, f) for f in ("tokenizer_config.json", "tokenizer.json")):
         tokenizer = home
     if tokenizer is None:
         _check_same_vocabulary(name, backbone, actor)
@@ -330,7 +313,7 @@ def _restore_head(name: str, critic: ValueModel, source: str, critic_type: str) 
         )
     directory = source
     if saved is not None and not os.path.isdir(source):
-        path = cached_file(source, VALUE_HEAD_FILE, _raise_exceptions_for_missing_entries=False) if source else None
+        path = find_file(source, VALUE_HEAD_FILE)
         directory = os.path.dirname(path) if path else source
     if saved is not None or (directory and os.path.isfile(os.path.join(directory, VALUE_HEAD_FILE))):
         load_value_head(critic.value_head, directory)

@@ -16,8 +16,8 @@ from accelerate import Accelerator
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import cached_file
 
+from .._compat import find_file
 from ..models.critic import ValueModel, base_language_model
 from ..models.team import MultiAgentModel
 from ..models.value_head import load_value_head, save_value_head
@@ -76,7 +76,7 @@ def _must_merge(name: str, module: nn.Module, merged: Collection[str]) -> bool:
     model = module.backbone if isinstance(module, ValueModel) else module
     if not hasattr(model, "get_base_model"):
         return False
-    return name in merged or _find_config(base_language_model(model).config._name_or_path) is None
+    return name in merged or find_file(base_language_model(model).config._name_or_path, "config.json") is None
 
 
 def _save_entity(module: nn.Module, directory: Path, merge: bool) -> None:
@@ -102,7 +102,7 @@ def base_is_found_by_name(model: nn.Module) -> bool:
     """
     base = base_language_model(model)
     name = base.config._name_or_path
-    config = _find_config(name)
+    config = find_file(name, "config.json")
     if config is None:
         return False
     files = sorted(Path(config).parent.glob("*.safetensors"))
@@ -120,19 +120,6 @@ def base_is_found_by_name(model: nn.Module) -> bool:
                     if not _equal(own[name], saved.get_tensor(key)):
                         return False
     return compared > 0
-
-
-def _find_config(name: str) -> str | None:
-    """Path of the `config.json` of a directory or a hub id (downloaded if need be); None if there is none."""
-    if not name or (os.path.isabs(name) and not os.path.isdir(name)):
-        return None
-    return cached_file(
-        name,
-        "config.json",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
 
 
 def _equal(tensor: torch.Tensor, saved: torch.Tensor) -> bool:
