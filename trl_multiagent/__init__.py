@@ -14,9 +14,17 @@ _PUBLIC = {
     "MAACTrainer": "trainers.actor_critic_trainer",
     "MAGRPOConfig": "trainers.reinforce_config",
     "MAGRPOTrainer": "trainers.reinforce_trainer",
+    "MAREINFORCEConfig": "trainers.reinforce_config",
+    "MAREINFORCETrainer": "trainers.reinforce_trainer",
+    "MARLOOConfig": "trainers.reinforce_config",
+    "MARLOOTrainer": "trainers.reinforce_trainer",
+    "MAReMaxConfig": "trainers.reinforce_config",
+    "MAReMaxTrainer": "trainers.reinforce_trainer",
     "MultiAgentConfig": "trainers.multi_agent_config",
     "MultiAgentModel": "models.team",
     "MultiAgentTrainer": "trainers.multi_agent_trainer",
+    "ReinforceConfig": "trainers.reinforce_config",
+    "ReinforceTrainer": "trainers.reinforce_trainer",
     "ValueHead": "models.value_head",
     "ValueModel": "models.critic",
 }
@@ -43,5 +51,17 @@ if TYPE_CHECKING:
     from .trainers.actor_critic_trainer import MAACTrainer
     from .trainers.multi_agent_config import MultiAgentConfig
     from .trainers.multi_agent_trainer import MultiAgentTrainer
-    from .trainers.reinforce_config import MAGRPOConfig
-    from .trainers.reinforce_trainer import MAGRPOTrainer
+    from .trainers.reinforce_config import (
+        MAGRPOConfig,
+        MAREINFORCEConfig,
+        MAReMaxConfig,
+        MARLOOConfig,
+        ReinforceConfig,
+    )
+    from .trainers.reinforce_trainer import (
+        MAGRPOTrainer,
+        MAREINFORCETrainer,
+        MAReMaxTrainer,
+        MARLOOTrainer,
+        ReinforceTrainer,
+    )

@@ -39,6 +39,7 @@ __all__ = [
     "create_model_from_path",
     "get_callable_name",
     "find_file",
+    "groups_of_one",
     "is_conversational",
     "keep_outputs_in_float32",
     "print_prompt_completions_sample",
@@ -63,7 +64,8 @@ TRL_CONTRACT = (
     Contract(
         "trl.trainer.grpo_trainer.GRPOTrainer._generate",
         ("self", "prompts"),
-        "GRPOAgent hands over the rollout that the team sampled; items 1 and 3 of the 8-tuple are token ids and texts",
+        "GRPOAgent hands over the rollouts that the team sampled; items 0 to 4 of the 8-tuple are prompt ids, completion "
+        "ids, loss mask or None, completions, log-probabilities or None",
         "TRL has a public hook that takes ready rollouts with their texts",
     ),
     Contract(
@@ -234,17 +236,43 @@ def keep_outputs_in_float32(trainer: grpo_trainer.GRPOTrainer) -> None:
 TRL_ATTRIBUTES = (
     "_entropy_bonus_enabled",
     "_last_world_entropy",
-    "_logs",
     "_metrics",
     "_tokenizer",
     "aux_loss_enabled",
+    "beta",
     "current_gradient_accumulation_steps",
     "entropy_coef",
     "eos_token_ids",
+    "generation_config",
+    "loss_type",
+    "num_generations",
+    "num_generations_eval",
     "ref_model",
     "reward_func_names",
     "reward_weights",
 )
+
+
+@contextlib.contextmanager
+def groups_of_one(config: trl.GRPOConfig) -> Iterator[None]:
+    """
+    While active, the checks of a `GRPOConfig` with `num_generations=1` see groups of two, in batches twice as large.
+
+    TRL refuses groups of one, since its estimator needs a baseline. Drop it when TRL leaves that to the trainer.
+    """
+    explicit = config.generation_batch_size is not None
+    generations_eval = config.num_generations_eval
+    config.num_generations, config.num_generations_eval = 2, generations_eval or 1
+    config.per_device_train_batch_size *= 2
+    if explicit:
+        config.generation_batch_size *= 2
+    try:
+        yield
+    finally:
+        config.num_generations, config.num_generations_eval = 1, generations_eval
+        config.per_device_train_batch_size //= 2
+        if config.generation_batch_size is not None:
+            config.generation_batch_size //= 2
 
 
 @contextlib.contextmanager

@@ -1,17 +1,17 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """Calling the user's reward functions and checking what they return."""
 
-import asyncio
 import inspect
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from ._compat import get_callable_name
+from .signatures import accepted_keywords, await_all
 
 
 logger = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ class JointReward:
     Args:
         reward_funcs (`Callable` or list of `Callable`):
             Each is called as `f(completions1, ..., completionsN)`, one list of texts for each actor, in actor order;
-            also with `batch_items=`, the dataset rows, if it takes that. It may be async. It returns one value for
-            each joint response (list, tuple, tensor or array of numbers; `None` or NaN where there is no reward), or
-            one such list for each actor.
+            also with `batch_items=`, the dataset rows, if it takes that, and with `turn=`, the number of the turn from
+            1, if it names that. It may be async. It returns one value for each joint response (list, tuple, tensor or
+            array of numbers; `None` or NaN where there is no reward), or one such list for each actor.
         num_agents (`int`):
             Number N of actors.
         reward_processor (`Callable`, *optional*):
@@ -65,13 +65,15 @@ class JointReward:
         if reward_processor is not None and not callable(reward_processor):
             raise TypeError(f"`reward_processor` must be a callable, got {type(reward_processor).__name__}.")
         self.names = unique_names([get_callable_name(func) for func in self.funcs])
-        self._takes_items = [
-            self._check_signature(func, name) for func, name in zip(self.funcs, self.names, strict=True)
-        ]
+        self._takes = [self._check_signature(func, name) for func, name in zip(self.funcs, self.names, strict=True)]
         self._warned_infinite = False
 
     def __call__(
-        self, completions: Sequence[Sequence[str]], rows: Sequence[dict[str, Any]], num_generations: int
+        self,
+        completions: Sequence[Sequence[str]],
+        rows: Sequence[dict[str, Any]],
+        sizes: Sequence[int],
+        turn: int = 1,
     ) -> torch.Tensor:
         """
         Score joint responses.
@@ -81,8 +83,10 @@ class JointReward:
                 The actors' texts; entry `[i][j]` is actor i's part of joint response j.
             rows (list of `dict`, length B):
                 The dataset row of each joint response; those of one task item are neighbours.
-            num_generations (`int`):
-                Joint responses for each task item.
+            sizes (list of `int`):
+                How many joint responses each task item has, in order; they sum to B.
+            turn (`int`, *optional*, defaults to `1`):
+                Number of the turn.
 
         Returns:
             `torch.Tensor` of shape `(N, B, F)`, float32, on the CPU: NaN where there is no reward.
@@ -91,39 +95,40 @@ class JointReward:
             ValueError: a function returned something else than one value for each joint response, or one list for each
                 actor. What a function itself raises is not touched.
         """
-        size = len(rows) if self.batched else num_generations
-        chunks = [slice(start, start + size) for start in range(0, len(rows), size)]
+        ends = list(itertools.accumulate([len(rows)] if self.batched else sizes))
+        chunks = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         rewards = torch.full((self.num_agents, len(rows), len(self.funcs)), math.nan)
         pending = []  # (function index, chunk, coroutine)
         for index, func in enumerate(self.funcs):
             for chunk in chunks:
-                kwargs = {"batch_items": [dict(row) for row in rows[chunk]]} if self._takes_items[index] else {}
+                offered = {"batch_items": [dict(row) for row in rows[chunk]], "turn": turn}
+                kwargs = {name: value for name, value in offered.items() if name in self._takes[index]}
                 output = func(*([*texts[chunk]] for texts in completions), **kwargs)
                 if inspect.isawaitable(output):
                     pending.append((index, chunk, output))
                 else:
                     rewards[:, chunk, index] = self._to_tensor(output, len(rows[chunk]), self.names[index])
-        for (index, chunk, _), output in zip(pending, _run_all([p[2] for p in pending]), strict=True):
+        for (index, chunk, _), output in zip(pending, await_all([p[2] for p in pending]), strict=True):
             rewards[:, chunk, index] = self._to_tensor(output, len(rows[chunk]), self.names[index])
         return rewards
 
-    def _check_signature(self, func: RewardFunc, name: str) -> bool:
-        """Whether `func` takes `batch_items`; an error if it cannot take the actors' texts."""
+    def _check_signature(self, func: RewardFunc, name: str) -> set[str]:
+        """Which keywords `func` takes; an error if it cannot take the actors' texts."""
+        takes = accepted_keywords(func, ("batch_items",), explicit=("turn",))
         try:
             signature = inspect.signature(func)
         except ValueError:  # some built-ins have none
-            return False
-        parameters = signature.parameters.values()
-        takes_items = "batch_items" in signature.parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
+            return takes
+        takes -= set(list(signature.parameters)[: self.num_agents])  # a list of texts may have any name
         try:
-            signature.bind(*([None] * self.num_agents), **({"batch_items": None} if takes_items else {}))
+            signature.bind(*([None] * self.num_agents), **dict.fromkeys(takes))
         except TypeError as error:
             raise ValueError(
                 f"The reward function '{name}{signature}' cannot be called with the texts of {self.num_agents} "
                 f"actors: {error}. It must take {self.num_agents} positional arguments (one list of texts for each "
                 f"actor, in actor order) and, if it wants the dataset rows, `batch_items`."
             ) from None
-        return takes_items
+        return takes
 
     def _to_tensor(self, output: Any, expected: int, name: str) -> torch.Tensor:
         """One function's answer for `expected` joint responses as a tensor of shape `(N, expected)`."""
@@ -201,15 +206,3 @@ def _as_list(output: Any, name: str, expected: int) -> list:
             f"of {expected} numbers: one for each joint response."
         )
     return list(output)
-
-
-def _run_all(coroutines: list) -> list:
-    """Await all coroutines together, on an event loop of their own (the caller may already run one)."""
-    if not coroutines:
-        return []
-
-    async def gather() -> list:
-        return await asyncio.gather(*coroutines)
-
-    with ThreadPoolExecutor(max_workers=1) as executor:
-        return executor.submit(asyncio.run, gather()).result()

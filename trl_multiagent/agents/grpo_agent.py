@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,7 +44,13 @@ class GRPOAgent(GRPOTrainer):
             As for `GRPOTrainer`.
         team_trainer ([`~transformers.Trainer`], *optional*):
             A trainer whose accelerator is shared. The first actor of a team has none and makes it.
+        trainable (`bool`, *optional*, defaults to `True`):
+            Whether the actor learns. A frozen one only samples, and has no reference model.
     """
+
+    # Losses that are means over rows, and those that are sums over tokens divided by the tokens of all micro-batches
+    ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")
+    TOKEN_TOTALS = ("cispo", "dapo", "vespo")
 
     def __init__(
         self,
@@ -54,10 +61,12 @@ class GRPOAgent(GRPOTrainer):
         peft_config=None,
         quantization_config=None,
         team_trainer=None,
+        trainable: bool = True,
     ):
         self._team_trainer = team_trainer
-        # A rollout that the team sampled and that was not consumed yet, and the rewards that belong to it
-        self._rollout: tuple | None = None
+        self.trainable = trainable
+        # Rollouts that the team sampled and that were not consumed yet, and the rewards that belong to them
+        self._rollouts: list[tuple] = []
         self._rewards: torch.Tensor | None = None
         self._empty_rows: set[int] = set()
         reference = contextlib.nullcontext() if isinstance(model, str) else _reference_of(model)
@@ -65,13 +74,15 @@ class GRPOAgent(GRPOTrainer):
             super().__init__(
                 model=model,
                 reward_funcs=[_team_scores] * len(reward_names),
-                args=_agent_args(args, loads=isinstance(model, str)),
+                args=_agent_args(args, loads=isinstance(model, str), trainable=trainable),
                 train_dataset=Dataset.from_dict({"prompt": ["The team has the data."]}),
                 processing_class=processing_class,
                 peft_config=peft_config,
                 quantization_config=quantization_config,
             )
         self.reward_func_names = list(reward_names)
+        if not trainable:
+            self.model.requires_grad_(False)
         for module in filter(None, (self.model, self.ref_model)):
             count_positions_from_text(module)
             if args.disable_dropout:
@@ -96,69 +107,122 @@ class GRPOAgent(GRPOTrainer):
         if team.model.training:
             self.current_gradient_accumulation_steps = team.current_gradient_accumulation_steps
 
-    def sample(self, prompts: list) -> list[str]:
+    def sample(self, prompts: list, num_kept: int | None = None, greedy: bool = False) -> list[str]:
         """
-        Sample one completion for each prompt and keep the rollout for the next
-        `_generate_and_score_completions`.
+        Sample one completion for each prompt and keep the rollout for `score`.
 
         Args:
             prompts (list of `str` or of message lists, length B):
                 Prompts, one for each completion wanted.
+            num_kept (`int`, *optional*):
+                How many of them count; the others fill up the batch, so that all processes have the same size.
+            greedy (`bool`, *optional*, defaults to `False`):
+                Whether to take the most probable tokens and keep nothing for `score`.
 
         Returns:
-            list of `str`, length B: the completions' texts.
+            list of `str`: the completions' texts of the prompts that count.
         """
+        kept = len(prompts) if num_kept is None else num_kept
         # A wrapped model brings its own autocast; the bare actor does not
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), self._greedy() if greedy else contextlib.nullcontext():
             rollout = super()._generate(prompts)
-        if self._empty_rows:
-            # The EOS that stands for an empty completion was not sampled, so it is kept out of the loss
-            mask = [[int(row not in self._empty_rows)] * len(ids) for row, ids in enumerate(rollout[1])]
-            rollout = (*rollout[:2], mask, *rollout[3:])
-        self._rollout = rollout
-        return [_text(completion) for completion in rollout[3]]
+        if not greedy:
+            if self._empty_rows:
+                # The EOS that stands for an empty completion was not sampled, so it is kept out of the loss
+                mask = [[int(row not in self._empty_rows)] * len(ids) for row, ids in enumerate(rollout[1])]
+                rollout = (*rollout[:2], mask, *rollout[3:])
+            self._rollouts.append(tuple(part[:kept] if isinstance(part, list) else part for part in rollout))
+        return [_text(completion) for completion in rollout[3][:kept]]
 
-    def score(self, prompts: list, rewards: torch.Tensor) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def _greedy(self) -> Iterator[None]:
+        """Decode without sampling, and leave the metrics to what is trained."""
+        mode = "train" if self.model.training else "eval"
+        config, metrics = self.generation_config, {name: list(values) for name, values in self._metrics[mode].items()}
+        self.generation_config = copy.deepcopy(config)
+        self.generation_config.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
+        try:
+            yield
+        finally:
+            self.generation_config = config
+            self._metrics[mode].clear()
+            self._metrics[mode].update(metrics)
+
+    def discard(self) -> None:
+        """Forget the sampled rollouts: nothing is learned from them."""
+        self._rollouts.clear()
+
+    def score(self, prompts: list, rewards: torch.Tensor, num_rows: int, grouped: bool = True) -> dict[str, Any]:
         """
-        Turn the sampled rollout and its rewards into the inputs of the actor's loss.
+        Turn the sampled rollouts and their rewards into the inputs of the actor's loss.
 
         Args:
             prompts (list, length B):
-                The prompts given to `sample`.
-            rewards (`torch.Tensor` of shape `(B over all processes, F)`):
+                The prompts that counted in `sample`, of all its calls.
+            rewards (`torch.Tensor` of shape `(R over all processes, F)`):
                 Rewards of this actor, NaN where there is none.
+            num_rows (`int`):
+                Number R of rows wanted, at least B; the others are padding, which no loss sees.
+            grouped (`bool`, *optional*, defaults to `True`):
+                Whether each `num_generations` neighbours are one group, so that TRL's advantages are those of the
+                actor. Otherwise its advantages are 0, to be replaced.
 
         Returns:
-            `dict`: TRL's loss inputs, tensors with first dimension B and `num_items_in_batch`.
+            `dict`: TRL's loss inputs, tensors with first dimension R and `num_items_in_batch`.
         """
         self._rewards = rewards.to(self.accelerator.device)
-        with self.accelerator.autocast():
-            return self._generate_and_score_completions([{"prompt": prompt} for prompt in prompts])
+        padded = prompts + prompts[:1] * (num_rows - len(prompts))
+        generations = self.num_generations, self.num_generations_eval
+        if not grouped:
+            self.num_generations = self.num_generations_eval = 1
+        try:
+            with self.accelerator.autocast():
+                inputs = self._generate_and_score_completions([{"prompt": prompt} for prompt in padded])
+        finally:
+            self.num_generations, self.num_generations_eval = generations
+        if not grouped:
+            self._metrics["train" if self.model.training else "eval"].pop("frac_reward_zero_std")
+        return inputs
 
-    def loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's loss of one micro-batch on the bare actor, scaled for gradient accumulation as TRL scales it."""
-        return self._compute_loss(model, inputs)
+    def loss(
+        self, model: nn.Module, inputs: dict[str, Any], num_splits: int = 1, row_scale: float = 1.0
+    ) -> torch.Tensor:
+        """
+        TRL's loss of one micro-batch on the bare actor, scaled for gradient accumulation as TRL scales it.
+
+        Args:
+            model ([`~torch.nn.Module`]):
+                The bare actor.
+            inputs (`dict`):
+                Inputs of the micro-batch.
+            num_splits (`int`, *optional*, defaults to `1`):
+                Parts of a micro-step, each with a backward pass of its own: as if accumulation were that much finer.
+            row_scale (`float`, *optional*, defaults to `1.0`):
+                Rows in the batch, padding included, for each one that counts; undoes the padding in losses that are
+                means over rows.
+        """
+        if num_splits == 1 and row_scale == 1.0:
+            return self._compute_loss(model, inputs)
+        steps, accumulation, beta = self.args.steps_per_generation, self.current_gradient_accumulation_steps, self.beta
+        self.args.steps_per_generation = steps * num_splits
+        self.current_gradient_accumulation_steps = accumulation * num_splits
+        if self.loss_type in self.ROW_MEANS:
+            # Scaled before the loss, not after it: its entropy and router terms are no means over rows
+            inputs = {**inputs, "advantages": inputs["advantages"] * row_scale}
+            self.beta = beta * row_scale
+        try:
+            loss = self._compute_loss(model, inputs)
+        finally:
+            self.args.steps_per_generation, self.current_gradient_accumulation_steps = steps, accumulation
+            self.beta = beta
+        # TRL does not accumulate in evaluation
+        averaged = not self.model.training and self.loss_type not in self.TOKEN_TOTALS
+        return loss / num_splits if averaged else loss
 
     def is_taught_by(self, inputs: dict[str, Any]) -> bool:
         """Whether a micro-batch has something to learn for this actor: advantages, or a loss term without them."""
         other_terms = self.beta != 0.0 or self._entropy_bonus_enabled or self.aux_loss_enabled
         return other_terms or bool(inputs["advantages"].any())
-
-    def set_logged_advantages(self, advantages: list[float]) -> None:
-        """Replace the advantages of the latest joint samples in the completions table, where TRL put its own."""
-        logged = self._logs["advantages"]
-        for _ in range(min(len(advantages), len(logged))):
-            logged.pop()
-        logged.extend(advantages)
-
-    def completions_table(self) -> dict[str, list]:
-        """What this actor was last asked and answered, over all processes, with rewards and advantages."""
-        return {
-            "prompt": list(self._logs["prompt"]),
-            "completion": list(self._logs["completion"]),
-            "advantage": list(self._logs["advantages"]),
-            "rewards": {name: list(values) for name, values in self._logs["rewards"].items()},
-        }
 
     def pop_metrics(self, mode: str) -> dict[str, list[float]]:
         """The metrics that TRL's code collected since the last call, one list for each name."""
@@ -176,9 +240,11 @@ class GRPOAgent(GRPOTrainer):
     # TRL's hooks
 
     def _generate(self, prompts: list) -> tuple:
-        rollout, self._rollout = self._rollout, None
-        assert rollout is not None, "an actor's rollout is sampled by the team before it is scored"
-        return rollout
+        rollouts, self._rollouts = self._rollouts, []
+        assert rollouts, "an actor's rollout is sampled by the team before it is scored"
+        merged = _merge(rollouts)
+        missing = len(prompts) - len(merged[0])
+        return _pad(merged, missing, self._tokenizer.eos_token_id) if missing else merged
 
     def _tokenize_prompts(self, prompts: list):
         prompt_ids, images, fields = super()._tokenize_prompts(prompts)
@@ -212,7 +278,7 @@ class GRPOAgent(GRPOTrainer):
         """The team is one trainer; its parts report nothing."""
 
 
-def _agent_args(args: GRPOConfig, loads: bool) -> GRPOConfig:
+def _agent_args(args: GRPOConfig, loads: bool, trainable: bool) -> GRPOConfig:
     """The team's arguments without what the team does itself: reporting, saving, evaluating, publishing."""
     args = copy.copy(args)
     if loads:
@@ -224,6 +290,8 @@ def _agent_args(args: GRPOConfig, loads: bool) -> GRPOConfig:
     args.log_completions_hub_repo = None
     args.eval_strategy, args.save_strategy = type(args.eval_strategy)("no"), type(args.save_strategy)("no")
     args.disable_tqdm = True
+    if not trainable:
+        args.beta = 0.0
     args.reward_weights = list(args.reward_weights) if args.reward_weights is not None else None
     return args
 
@@ -233,6 +301,36 @@ def _reference_of(model: nn.Module) -> contextlib.AbstractContextManager:
         # ZeRO-3 partitioned the model when it was loaded, so it came from a place it can be loaded from again
         return contextlib.nullcontext()
     return reference_is_a_copy_of(model)
+
+
+def _merge(rollouts: list[tuple]) -> tuple:
+    """Rollouts of several turns as one: token ids, masks, texts and log-probabilities one after the other."""
+    if len(rollouts) == 1:
+        return rollouts[0]
+    prompt_ids, completion_ids, masks, completions, logprobs = zip(*(rollout[:5] for rollout in rollouts), strict=True)
+    if any(mask is not None for mask in masks):
+        masks = [
+            [[1] * len(row) for row in ids] if mask is None else mask
+            for mask, ids in zip(masks, completion_ids, strict=True)
+        ]
+    lists = [prompt_ids, completion_ids, masks, completions, logprobs]
+    merged = [None if any(part is None for part in parts) else sum(parts, []) for parts in lists]
+    return (*merged, *rollouts[0][5:])
+
+
+def _pad(rollout: tuple, missing: int, eos: int) -> tuple:
+    """A rollout with `missing` more rows, whose one token no loss sees."""
+    prompt_ids, completion_ids, mask, completions, logprobs = rollout[:5]
+    mask = [[1] * len(ids) for ids in completion_ids] if mask is None else mask
+    nothing = "" if isinstance(completions[0], str) else [{"role": "assistant", "content": ""}]
+    return (
+        prompt_ids + prompt_ids[:1] * missing,
+        completion_ids + [[eos]] * missing,
+        mask + [[0]] * missing,
+        completions + [nothing] * missing,
+        None if logprobs is None else logprobs + [[0.0]] * missing,
+        *rollout[5:],
+    )
 
 
 def _without_trailing(ids: list[int], pad: int, eos: list[int]) -> list[int]:

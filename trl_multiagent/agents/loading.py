@@ -121,7 +121,9 @@ def resolve_num_agents(argument: int | None, config: int | None) -> int | None:
     return count
 
 
-def resolve_tokenizers(tokenizer: Any, agents: Sequence[ModelLike], args: GRPOConfig) -> list[PreTrainedTokenizerBase]:
+def resolve_tokenizers(
+    tokenizer: Any, agents: Sequence[ModelLike], names: Sequence[str], args: GRPOConfig
+) -> list[PreTrainedTokenizerBase]:
     """
     One tokenizer for each actor: copies of those given (one for all, or a list in actor order), else the identifier's
     own. TRL may set a pad token, which must not change the tokenizer of another actor or of the user.
@@ -135,7 +137,7 @@ def resolve_tokenizers(tokenizer: Any, agents: Sequence[ModelLike], args: GRPOCo
         given = list(tokenizer)
     else:
         given = [tokenizer] * len(agents)
-    return [_tokenizer_of(f"agent_{i}", agent, given[i], args) for i, agent in enumerate(agents)]
+    return [_tokenizer_of(name, agent, own, args) for name, agent, own in zip(names, agents, given, strict=True)]
 
 
 def _tokenizer_of(name: str, model: ModelLike, tokenizer: Any, args: GRPOConfig) -> PreTrainedTokenizerBase:

@@ -93,3 +93,17 @@ def clip_grad_norms(accelerator: Accelerator, modules: Iterable[nn.Module], max_
     """
     accelerator.unscale_gradients()  # once: a gradient scaler refuses a second time
     return [torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm) for module in modules]
+
+
+@contextlib.contextmanager
+def accumulate_only(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
+    """Inside, a backward pass adds to the gradients: it neither exchanges them nor steps the optimizer."""
+    state = accelerator.gradient_state
+    synchronizes = state.sync_gradients
+    state._set_sync_gradients(False)  # DeepSpeed's engine is told by it
+    is_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+    try:
+        with contextlib.nullcontext() if is_deepspeed else accelerator.no_sync(model):
+            yield
+    finally:
+        state._set_sync_gradients(synchronizes)

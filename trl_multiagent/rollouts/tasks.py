@@ -7,10 +7,12 @@ from typing import Any
 import datasets
 from transformers import TrainingArguments
 
-from .joint import Formatter, check_formatters
+from .formatters import ActorFormatter, check_formatters
 
 
-def check_tasks(dataset: Any, formatters: Sequence[Formatter], tokenizers: Sequence) -> None:
+def check_tasks(
+    dataset: Any, formatters: Sequence[ActorFormatter], tokenizers: Sequence, sequential: bool = False
+) -> None:
     """
     Check a dataset, and every actor's formatter and chat template on its first row.
 
@@ -26,7 +28,7 @@ def check_tasks(dataset: Any, formatters: Sequence[Formatter], tokenizers: Seque
     row = next(iter(dataset), None)
     if row is None:
         raise ValueError("The dataset is empty; it needs at least one row.")
-    check_formatters(row, formatters, tokenizers)
+    check_formatters(row, formatters, tokenizers, sequential)
 
 
 def prepare_streaming(args: TrainingArguments) -> None:

@@ -36,6 +36,7 @@ class MAACConfig(MultiAgentConfig):
     _refused: ClassVar[dict[str, str]] = {
         "scale_rewards": _CRITIC_BASELINE,
         "multi_objective_aggregation": _CRITIC_BASELINE,
+        "num_turns": "a critic over several turns is not offered yet",
     }
 
     critic_type: str = field(

@@ -13,7 +13,8 @@ from ..functional.advantages import explained_variance, is_shared, leave_one_out
 from ..functional.value_losses import value_loss
 from ..models.team import MultiAgentModel
 from ..rollouts.batch import JointBatch
-from ..rollouts.joint import JointRollout, prompt_text
+from ..rollouts.formatters import prompt_text
+from ..rollouts.interaction import Turn
 from .actor_critic_config import MAACConfig
 from .multi_agent_trainer import MultiAgentTrainer
 
@@ -77,25 +78,32 @@ class MAACTrainer(MultiAgentTrainer):
             tokenizer.pad_token = tokenizer.eos_token  # one of them is there: it was checked
         return [critic], [tokenizer]
 
-    def render_critic_input(self, rollout: JointRollout, sample: int) -> str:
+    def render_critic_input(self, turn: Turn, sample: int) -> str:
         """
         The joint input of the critic, as text: what each actor was asked and, for `critic_type="q"`, what each
         answered. Override it for another layout.
+
+        Args:
+            turn ([`~trl_multiagent.rollouts.interaction.Turn`]):
+                What was sampled.
+            sample (`int`):
+                Number of the joint response on this process.
         """
-        parts = [f"[agent {i} is asked]\n{prompt_text(asked[sample])}" for i, asked in enumerate(rollout.prompts)]
+        parts = [f"[agent {i} is asked]\n{prompt_text(asked[sample])}" for i, asked in enumerate(turn.prompts)]
         if self.args.critic_type == "q":
-            parts += [f"[agent {i} answers]\n{said[sample]}" for i, said in enumerate(rollout.completions)]
+            parts += [f"[agent {i} answers]\n{said[sample]}" for i, said in enumerate(turn.completions)]
         return "\n".join(parts)
 
     def _credit(self, batch: JointBatch) -> None:
-        if not is_shared(batch.rewards):
+        turn, rewards = batch.turns[0], batch.rewards[0]  # (N, B over all processes)
+        if not is_shared(rewards):
             raise ValueError(
                 "MAAC has one central critic, which values one reward for each joint response, but the reward "
                 "function returned different rewards for the actors. Return one value for each joint response."
             )
-        rewards = batch.rewards[0]  # (B over all processes,)
+        rewards = rewards[0]  # (B over all processes,)
         valid = ~torch.isnan(rewards)
-        inputs = self._tokenize_joint(batch.rollout)
+        inputs = self._tokenize_joint(turn)
         local_values = self._values_of(inputs)
         values = self.accelerator.gather(local_values)  # (B over all processes,)
         baseline = values
@@ -104,8 +112,8 @@ class MAACTrainer(MultiAgentTrainer):
         advantages = td_error(rewards, baseline)
         if self.args.advantage_normalization:
             advantages = normalize_advantages(advantages, valid)
-        for actor_inputs in batch.inputs:
-            actor_inputs["advantages"] = batch.local(advantages)
+        for agent in range(len(batch.inputs)):
+            batch.set_advantages(agent, [advantages])
         batch.critic_inputs = {
             **inputs,
             "old_values": local_values,
@@ -120,8 +128,8 @@ class MAACTrainer(MultiAgentTrainer):
         }.items():
             self._metrics.add(batch.mode, f"critic/{name}", value.item())
 
-    def _tokenize_joint(self, rollout: JointRollout) -> dict[str, torch.Tensor]:
-        texts = [self.render_critic_input(rollout, sample) for sample in range(len(rollout.rows))]
+    def _tokenize_joint(self, turn: Turn) -> dict[str, torch.Tensor]:
+        texts = [self.render_critic_input(turn, sample) for sample in range(len(turn.branches))]
         tokenizer = self.critic_tokenizers[0]
         limit = getattr(self.critics[0].config.get_text_config(), "max_position_embeddings", None)
         limit = min(filter(None, (self.args.critic_max_length, limit)), default=None)

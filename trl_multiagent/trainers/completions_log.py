@@ -3,57 +3,108 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
+import torch
+from accelerate.utils import gather_object
 from transformers.utils import is_rich_available
 
 from .._compat import print_prompt_completions_sample
-from ..agents.grpo_agent import GRPOAgent
+from ..functional.advantages import is_shared
+from ..rollouts.batch import JointBatch
 from .multi_agent_config import MultiAgentConfig
 
 
-def log_completions(agents: Sequence[GRPOAgent], args: MultiAgentConfig, step: int) -> None:
+class CompletionsLog:
     """
-    Write the latest joint samples to `output_dir/completions/completions_<step>.parquet`, print a sample if rich is
-    installed, and hand the table to W&B and trackio if they are on.
+    Keeps the latest batch and writes it to `output_dir/completions/completions_<step>.parquet`.
 
-    The table has one row for each joint sample: `step`, `agent_i/prompt`, `agent_i/completion`, `agent_i/advantage`
-    and, for each reward function, `agent_i/<name>` (or `<name>` where the actors share the rewards).
+    The table has one row for each sample: `step`, `turn` (from 1), for each actor `<name>/prompt`, `<name>/completion`
+    and, if it learns, `<name>/advantage`, and for each reward function `<name>/<function>` (or `<function>` where the
+    actors share the rewards). With crossed joint responses a sample's reward is the mean over its own.
 
     Args:
-        agents (sequence of [`GRPOAgent`]):
-            The actors.
-        args ([`MultiAgentConfig`]):
-            `output_dir`, `report_to`, `num_completions_to_print` and `log_unique_prompts` are read.
-        step (`int`):
-            Optimizer step.
+        agent_names (sequence of `str`):
+            Names of the actors.
+        reward_names (sequence of `str`):
+            Names of the reward functions.
     """
-    tables = [agent.completions_table() for agent in agents]
-    if not tables[0]["prompt"]:
-        return
-    shared = all(table["rewards"] == tables[0]["rewards"] for table in tables)
-    columns = {"step": [step] * len(tables[0]["prompt"])}
-    for index, table in enumerate(tables):
-        columns |= {f"agent_{index}/{name}": table[name] for name in ("prompt", "completion", "advantage")}
-        for name, values in table["rewards"].items():
-            columns[name if shared else f"agent_{index}/{name}"] = values
+
+    def __init__(self, agent_names: Sequence[str], reward_names: Sequence[str]):
+        self.agent_names = agent_names
+        self.reward_names = reward_names
+        self._rows: list[dict[str, Any]] = []
+
+    def note(self, batch: JointBatch) -> None:
+        """Keep a batch instead of the one before. Call it on every process."""
+        per_func = [turn.rewards for turn in batch.turns]
+        # Whether one number tells what every actor got
+        shared = all(is_shared(rewards[..., f]) for rewards in per_func for f in range(rewards.size(-1)))
+        own_rewards = [
+            batch.of_samples(index, [rewards[index] for rewards in per_func]) for index in range(len(self.agent_names))
+        ]
+        shared = shared and all(
+            torch.equal(own.nan_to_num(), first.nan_to_num())
+            for turns in own_rewards
+            for own, first in zip(turns, own_rewards[0], strict=True)
+        )
+        rows: list[dict[str, Any]] = []
+        for number, turn in enumerate(batch.turns):
+            for sample in range(len(turn.branches)):
+                row: dict[str, Any] = {"turn": turn.number}
+                for index, name in enumerate(self.agent_names):
+                    row[f"{name}/prompt"] = turn.prompts[index][sample]
+                    row[f"{name}/completion"] = turn.completions[index][sample]
+                    if batch.inputs[index] is not None:
+                        row[f"{name}/advantage"] = _as_number(batch.inputs[index]["advantages"][len(rows)])
+                    values = own_rewards[index][number][turn.start + sample].tolist()
+                    for function, value in zip(self.reward_names, values, strict=True):
+                        row[function if shared else f"{name}/{function}"] = value
+                rows.append(row)
+        self._rows = gather_object(rows)
+
+    def write(self, args: MultiAgentConfig, step: int) -> None:
+        """
+        Write the table, print a sample of it if rich is installed, and hand it to W&B and trackio if they are on.
+
+        Args:
+            args ([`MultiAgentConfig`]):
+                `output_dir`, `report_to`, `num_completions_to_print` and `log_unique_prompts` are read.
+            step (`int`):
+                Optimizer step.
+        """
+        if not self._rows:
+            return
+        frame = pd.DataFrame(self._rows)
+        frame.insert(0, "step", step)
         if is_rich_available():
+            self._print(frame, args.num_completions_to_print, step)
+        directory = os.path.join(args.output_dir, "completions")
+        os.makedirs(directory, exist_ok=True)
+        frame.to_parquet(os.path.join(directory, f"completions_{step:05d}.parquet"))
+        if args.log_unique_prompts:
+            frame = frame[~frame[f"{self.agent_names[0]}/prompt"].astype(str).duplicated()]
+        for backend in _table_backends(args):
+            backend.log({"completions": backend.Table(dataframe=frame)})
+
+    def _print(self, frame: pd.DataFrame, count: int | None, step: int) -> None:
+        for name in self.agent_names:
+            rewards = {f: frame[f if f in frame else f"{name}/{f}"].tolist() for f in self.reward_names}
+            advantage = f"{name}/advantage"
             print_prompt_completions_sample(
-                [str(prompt) for prompt in table["prompt"]],
-                [str(completion) for completion in table["completion"]],
-                table["rewards"],
-                table["advantage"],
+                frame[f"{name}/prompt"].astype(str).tolist(),
+                frame[f"{name}/completion"].tolist(),
+                rewards,
+                frame[advantage].tolist() if advantage in frame else [0.0] * len(frame),
                 step,
-                args.num_completions_to_print,
+                count,
             )
-    frame = pd.DataFrame(columns)
-    directory = os.path.join(args.output_dir, "completions")
-    os.makedirs(directory, exist_ok=True)
-    frame.to_parquet(os.path.join(directory, f"completions_{step:05d}.parquet"))
-    if args.log_unique_prompts:
-        frame = frame[~frame["agent_0/prompt"].astype(str).duplicated()]
-    for backend in _table_backends(args):
-        backend.log({"completions": backend.Table(dataframe=frame)})
+
+
+def _as_number(advantage: torch.Tensor) -> float:
+    """A sample's advantage; the mean where each of its tokens has one."""
+    return advantage.float().mean().item()
 
 
 def _table_backends(args: MultiAgentConfig) -> list:

@@ -2,11 +2,14 @@
 """What all team trainers share in their configs."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
+
+from .._compat import groups_of_one
 
 
 # Inherited options that a team cannot honour, with the reason. A value other than the default is refused.
@@ -84,8 +87,32 @@ class MultiAgentConfig(GRPOConfig):
             Learning rate of the actors: another word for `learning_rate`.
         max_new_tokens (`int`, *optional*):
             Longest completion, in tokens: another word for `max_completion_length`.
+        agent_names (list of `str`, *optional*):
+            Names of the actors in metrics, tables and errors. Default: `agent_0`, `agent_1`, ... Directories are
+            always named so.
+        trainable_agents (list of `bool`, *optional*):
+            Which actors learn. A frozen one samples, but has no gradient, no optimizer state and no reference model.
+            Default: those that have a trainable parameter.
         num_turns (`int`, *optional*, defaults to `1`):
-            Turns of an interaction. Only 1 is offered yet.
+            Most turns of an interaction. More than one needs an `external_transition`.
+        turn_order (`str`, *optional*, defaults to `"simultaneous"`):
+            `"simultaneous"`: the actors of a turn do not hear each other. `"sequential"`: they speak in actor order,
+            and a formatter that takes `earlier_completions` gets the texts of the actors before it.
+        rollout_mode (`str`, *optional*, defaults to `"tree"`):
+            How an interaction of several turns goes on: in a `"tree"` each joint response branches into
+            `num_generations`, in a `"chain"` it goes on alone. Evaluation always rolls out chains.
+        discount (`float`, *optional*, defaults to `1.0`):
+            Weight of the next turn's return in a turn's return.
+        early_termination_threshold (`float`, *optional*):
+            Reward above which an interaction ends early: the mean reward of the joint responses to one context in a
+            tree, the joint response's own reward in a chain.
+        external_prompt_passthrough (`bool`, *optional*, defaults to `False`):
+            Whether the prompts of `external_transition` are used as they are. By default each goes through the actor's
+            formatter, as the `prompt` of the row (the dataset's own is then `_original_prompt`).
+        influence_steps (`int`, *optional*, defaults to `50`):
+            Every how many generation batches each actor's share of the reward's variance is measured, besides the
+            first few: one more reward call for each actor, in which its answers to one task are exchanged. An actor
+            whose reward does not depend on it is named in a warning. Offered for single, simultaneous turns. 0: never.
         reference_kl_enabled (`bool`, *optional*):
             Whether the loss has a KL term to the frozen start of each actor: another word for `beta != 0`.
         reference_kl_coef (`float`, *optional*):
@@ -101,8 +128,6 @@ class MultiAgentConfig(GRPOConfig):
     > - `bf16`: Defaults to `True` only where the device supports it, so that a default config works on a CPU.
     """
 
-    # Fewest joint samples in a group; subclasses whose baseline needs none may allow 1
-    _min_generations: ClassVar[int] = 2
     # Refused by a subclass in addition to REFUSED_OPTIONS
     _refused: ClassVar[dict[str, str]] = {}
 
@@ -118,9 +143,51 @@ class MultiAgentConfig(GRPOConfig):
         default=None,
         metadata={"help": "Longest completion, in tokens: another word for `max_completion_length`."},
     )
+    agent_names: list[str] | None = field(
+        default=None,
+        metadata={"help": "Names of the actors in metrics, tables and errors. Default: agent_0, agent_1, ..."},
+    )
+    trainable_agents: list[bool] | None = field(
+        default=None,
+        metadata={"help": "Which actors learn; a frozen one only samples. Default: those with trainable parameters."},
+    )
     num_turns: int = field(
         default=1,
-        metadata={"help": "Turns of an interaction. Only 1 is offered yet."},
+        metadata={"help": "Most turns of an interaction. More than one needs an `external_transition`."},
+    )
+    turn_order: str = field(
+        default="simultaneous",
+        metadata={
+            "help": "Whether the actors of a turn speak at once, or in order, each hearing those before it.",
+            "choices": ["simultaneous", "sequential"],
+        },
+    )
+    rollout_mode: str = field(
+        default="tree",
+        metadata={
+            "help": "With several turns: each joint response branches into `num_generations` (tree), or goes on alone "
+            "(chain).",
+            "choices": ["tree", "chain"],
+        },
+    )
+    discount: float = field(
+        default=1.0,
+        metadata={"help": "Weight of the next turn's return in a turn's return."},
+    )
+    early_termination_threshold: float | None = field(
+        default=None,
+        metadata={"help": "Reward above which an interaction ends early."},
+    )
+    external_prompt_passthrough: bool = field(
+        default=False,
+        metadata={"help": "Use the prompts of `external_transition` as they are, without the actors' formatters."},
+    )
+    influence_steps: int = field(
+        default=50,
+        metadata={
+            "help": "Every how many generation batches each actor's share of the reward's variance is measured. "
+            "0: never."
+        },
     )
     reference_kl_enabled: bool | None = field(
         default=None,
@@ -179,22 +246,22 @@ class MultiAgentConfig(GRPOConfig):
 
     def __post_init__(self):
         self._merge_words()
-        if self.num_generations < self._min_generations:
+        if self.num_generations < self._min_generations():
             raise ValueError(
                 f"num_generations={self.num_generations}: {type(self).__name__} needs at least "
-                f"{self._min_generations} joint samples for each prompt, since they are each other's baseline."
+                f"{self._min_generations()} joint samples for each prompt, since they are each other's baseline."
             )
         self._set_batch_sizes()
+        self._check_interaction()
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
         # transformers warns about the older of two words, whose default TRL sets
         if getattr(self, "activation_checkpointing", False) is None:
             self.activation_checkpointing = self.gradient_checkpointing
             self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
-        if self.num_turns != 1:
-            raise ValueError(f"num_turns={self.num_turns}: interactions of several turns are not offered yet, set 1.")
         self._refuse_options()
-        super().__post_init__()
+        with groups_of_one(self) if self.num_generations == 1 else nullcontext():
+            super().__post_init__()
         # Only now is a JSON string from the command line a dictionary
         for name in ("stop_strings", "stopping_criteria"):
             if (self.generation_kwargs or {}).get(name) is not None:
@@ -202,6 +269,37 @@ class MultiAgentConfig(GRPOConfig):
                     f"generation_kwargs[{name!r}] is not supported by {type(self).__name__}: TRL gives `generate` no "
                     f"tokenizer to find it by. Set `eos_token_id` in the generation config instead."
                 )
+
+    def _min_generations(self) -> int:
+        """Fewest joint samples in a group; 1 where the baseline needs no others."""
+        return 2
+
+    def _check_interaction(self) -> None:
+        check_choice("turn_order", self.turn_order, ("simultaneous", "sequential"))
+        check_choice("rollout_mode", self.rollout_mode, ("tree", "chain"))
+        if self.num_turns < 1:
+            raise ValueError(f"num_turns={self.num_turns}, expected 1 or more.")
+        if not 0 <= self.discount <= 1:
+            raise ValueError(f"discount={self.discount}, expected a number from 0 to 1.")
+        if self.influence_steps < 0:
+            raise ValueError(f"influence_steps={self.influence_steps}, expected 0 (never) or more.")
+        if self.turn_order == "sequential" and self.external_prompt_passthrough and self.num_turns > 1:
+            raise ValueError(
+                "turn_order='sequential' and external_prompt_passthrough=True: after the first turn no formatter runs, "
+                "so no actor would hear those before it. Set external_prompt_passthrough=False."
+            )
+        if self.num_turns > 1 and self.multi_objective_aggregation == "normalize_then_sum":
+            raise ValueError(
+                "multi_objective_aggregation='normalize_then_sum' compares the rewards of single turns, so it does not "
+                f"fit num_turns={self.num_turns}. Weigh the functions with `reward_weights` instead."
+            )
+        names = self.agent_names or []
+        reserved = [name for name in names if name.split("_")[0] in ("critic", "turn", "eval", "train", "rewards")]
+        if len(set(names)) < len(names) or reserved or not all(name and "/" not in name for name in names):
+            raise ValueError(
+                f"agent_names={names}: expected different, non-empty names without '/', none of them beginning with "
+                "critic, turn, eval, train or rewards, which name other metrics."
+            )
 
     def _merge_words(self) -> None:
         """Bring the documents' words and Hugging Face's together; an error if both are given and differ."""
@@ -247,6 +345,12 @@ class MultiAgentConfig(GRPOConfig):
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is not supported by {type(self).__name__}: {reason}."
                 )
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise a `ValueError` that names the choices if `value` is none of them."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}, expected one of {', '.join(map(repr, choices))}.")
 
 
 def _default(config: type, name: str) -> Any:

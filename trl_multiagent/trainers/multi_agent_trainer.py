@@ -2,7 +2,6 @@
 """The training loop that all team trainers share."""
 
 import contextlib
-import copy
 import functools
 import json
 import logging
@@ -19,23 +18,22 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from .._compat import RepeatSampler, repeat_iterable_dataset, shuffle_sequence_dict, split_tensor_dict
-from ..agents.grpo_agent import GRPOAgent
+from ..agents.building import build_agents, resolve_names, resolve_peft_configs, resolve_trainable
 from ..agents.loading import (
     ModelLike,
     check_independent,
-    check_vocabulary,
     clear_dense_quantization,
     either,
-    open_adapter,
     resolve_models,
     resolve_num_agents,
     resolve_tokenizers,
 )
 from ..callbacks.sync_references import SyncReferencesCallback
 from ..checkpoints.export import check_saveable, load_team, save_team, team_card
+from ..functional.returns import discounted_returns
 from ..models.team import MultiAgentModel
 from ..placement.backends import (
-    check_backend,
+    accumulate_only,
     check_optimizer,
     clip_grad_norms,
     clips_gradients_itself,
@@ -45,10 +43,13 @@ from ..placement.backends import (
 )
 from ..rewards import JointReward, RewardFunc
 from ..rollouts.batch import JointBatch
-from ..rollouts.joint import Formatter, resolve_formatters, sample_joint, score_joint
+from ..rollouts.formatters import Formatter, resolve_formatters
+from ..rollouts.influence import InfluenceMonitor
+from ..rollouts.interaction import Interaction, RolloutSettings, Turn
 from ..rollouts.sampling import JointSampler
 from ..rollouts.tasks import check_tasks, prepare_streaming
-from .completions_log import log_completions
+from ..rollouts.transition import Transition
+from .completions_log import CompletionsLog
 from .entity_optimizer import DecayGuard, split_by_entity
 from .multi_agent_config import MultiAgentConfig
 from .random_state import own_random_state
@@ -57,15 +58,16 @@ from .team_metrics import TeamMetrics
 
 logger = logging.getLogger(__name__)
 
-ENTROPY_FILE = "entropy_control.json"
+# What a checkpoint holds of the team besides models and optimizer
+TEAM_STATE_FILE = "team_state.json"
 
 
 class MultiAgentTrainer(Trainer):
     """
     Trains N actors, and their critics, on a joint reward. A step reads: sample every actor, score the joint responses,
-    give credit, sum the actors' TRL losses and the critics' loss, log.
+    turn by turn, give credit, sum the actors' TRL losses and the critics' loss, log.
 
-    Subclasses override `_credit` (from rewards to advantages) and, with critics, `_build_critics` and `_critic_loss`.
+    Subclasses override `_credit` (from returns to advantages) and, with critics, `_build_critics` and `_critic_loss`.
 
     Args:
         agent_model (`str` or [`~transformers.PreTrainedModel`], *optional*):
@@ -82,7 +84,11 @@ class MultiAgentTrainer(Trainer):
             Maps each reward value.
         formatters (`Callable` or list of `Callable`, *optional*):
             Dataset row to prompt (text or messages), one for all actors or one for each. Default: the column
-            `prompt`.
+            `prompt`. With `turn_order="sequential"`, one that takes `earlier_completions` gets the texts of the actors
+            before it.
+        external_transition (`Callable`, *optional*):
+            The environment between turns, see [`~trl_multiagent.rollouts.transition.Transition`]:
+            `f(prompt=, agent_completions=, num_agents=, **history)` returns the next prompt of each actor.
         args ([`MultiAgentConfig`], *optional*):
             Configuration.
         train_dataset, eval_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
@@ -114,6 +120,7 @@ class MultiAgentTrainer(Trainer):
         reward_func: RewardFunc | list[RewardFunc] | None = None,
         reward_processor: Callable[[float], float] | None = None,
         formatters: Formatter | Sequence[Formatter] | None = None,
+        external_transition: Callable[..., Sequence] | None = None,
         args: MultiAgentConfig | None = None,
         train_dataset: datasets.Dataset | datasets.IterableDataset | None = None,
         eval_dataset: datasets.Dataset | dict[str, datasets.Dataset] | None = None,
@@ -135,25 +142,46 @@ class MultiAgentTrainer(Trainer):
             )
         start_backend(args)
         sources = resolve_models("agent", agent_model, agents, resolve_num_agents(num_agents, args.num_agents))
-        tokenizers = resolve_tokenizers(either(tokenizer=tokenizer, processing_class=processing_class), sources, args)
+        self.agent_names = resolve_names(args.agent_names, len(sources))
+        peft_configs = resolve_peft_configs(peft_config, len(sources))
+        self.trainable = resolve_trainable(args.trainable_agents, sources, peft_configs, self.agent_names)
+        tokenizers = either(tokenizer=tokenizer, processing_class=processing_class)
+        tokenizers = resolve_tokenizers(tokenizers, sources, self.agent_names, args)
         reward_funcs = either(reward_func=reward_func, reward_funcs=reward_funcs)
         self.reward = JointReward(reward_funcs or [], len(sources), reward_processor, args.batched_rewards)
-        self.formatters = resolve_formatters(formatters, len(sources))
+        self.formatters = resolve_formatters(formatters, self.agent_names)
+        self.transition = self._check_interaction(external_transition)
         evaluated = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
         for dataset in [train_dataset, *evaluated]:
             if dataset is not None:
-                check_tasks(dataset, self.formatters, tokenizers)
+                check_tasks(dataset, self.formatters, tokenizers, args.turn_order == "sequential")
         if isinstance(train_dataset, datasets.IterableDataset):
             prepare_streaming(args)  # before the first actor makes the accelerator
-        self.agent_trainers = self._build_agents(sources, tokenizers, peft_config, quantization_config)
+        self._loaded_by_name = {f"agent_{index}" for index, source in enumerate(sources) if isinstance(source, str)}
+        self.agent_trainers = build_agents(
+            sources,
+            tokenizers,
+            args,
+            names=self.agent_names,
+            trainable=self.trainable,
+            reward_names=self.reward.names,
+            peft_configs=peft_configs,
+            quantization_config=quantization_config,
+        )
+        # TRL may need another kind of activation checkpointing (adapters under ZeRO-3)
+        needed = self.agent_trainers[0].args.gradient_checkpointing_kwargs
+        args.gradient_checkpointing_kwargs = args.activation_checkpointing_kwargs = needed
         self.tokenizers = [trainer.processing_class for trainer in self.agent_trainers]
         team = self._build_team()
 
         # What TRL's trainers keep for one actor, here for the team
         self._step = 0
-        self._buffered_inputs: list[dict[str, Any]] | None = None
-        self._metrics = TeamMetrics(self.agent_trainers, self.reward.names)
+        self._buffered_inputs: list[list[dict[str, Any]]] | None = None
+        self._metrics = TeamMetrics(self.agent_trainers, self.agent_names, self.reward.names)
+        self._completions = CompletionsLog(self.agent_names, self.reward.names)
         self._step_time = 0.0
+        # Joint responses that were scored for training, over all processes
+        self.env_step = 0
         self._decay_guard: DecayGuard | None = None
         self._saving_checkpoint = False
         super().__init__(
@@ -165,6 +193,17 @@ class MultiAgentTrainer(Trainer):
             processing_class=self.tokenizers[0],
             callbacks=callbacks,
             optimizers=optimizers,
+        )
+        self.interaction = Interaction(
+            self.agent_trainers, self.formatters, self.reward, self._weighted, self.accelerator, self.transition
+        )
+        self._influence = InfluenceMonitor(
+            self.agent_names,
+            self._watched_agents(),
+            self.reward,
+            self._weighted,
+            self.accelerator,
+            args.influence_steps if args.num_turns == 1 else 0,
         )
         if args.sync_ref_model:
             self._sync_references()
@@ -183,36 +222,29 @@ class MultiAgentTrainer(Trainer):
         """The critics."""
         return self.model.critics
 
-    def _build_agents(self, sources, tokenizers, peft_config, quantization_config) -> list[GRPOAgent]:
-        peft_configs = list(peft_config) if isinstance(peft_config, (list, tuple)) else [peft_config] * len(sources)
-        if len(peft_configs) != len(sources):
-            raise ValueError(f"`peft_config` has {len(peft_configs)} entries, expected {len(sources)}.")
-        # PEFT writes the base model's name into the config, so no two actors may share one
-        peft_configs = [copy.deepcopy(config) for config in peft_configs]
-        check_independent({f"agent_{i}": source for i, source in enumerate(sources) if not isinstance(source, str)})
-        self._loaded_by_name = {f"agent_{i}" for i, source in enumerate(sources) if isinstance(source, str)}
-        trainers: list[GRPOAgent] = []
-        for index, (source, tokenizer, config) in enumerate(zip(sources, tokenizers, peft_configs, strict=True)):
-            model = open_adapter(source, self.args, quantization_config)
-            if not isinstance(model, str):
-                check_vocabulary(f"agent_{index}", model, tokenizer)
-                clear_dense_quantization(f"agent_{index}", model)
-            trainer = GRPOAgent(
-                model,
-                self.args,
-                processing_class=tokenizer,
-                reward_names=self.reward.names,
-                peft_config=config,
-                quantization_config=quantization_config,
-                team_trainer=trainers[0] if trainers else None,
+    def _check_interaction(self, external_transition: Callable | None) -> Transition | None:
+        """The environment between turns, if there are turns; an error for what could have no effect."""
+        args = self.args
+        if args.num_turns > 1 and external_transition is None:
+            raise ValueError(
+                f"num_turns={args.num_turns} needs `external_transition=`, a callable that gives each actor's prompt "
+                "of the next turn, or set num_turns=1."
             )
-            check_vocabulary(f"agent_{index}", trainer.model, trainer.processing_class)
-            trainers.append(trainer)
-        check_backend(trainers[0].accelerator)
-        # TRL may need another kind of activation checkpointing (adapters under ZeRO-3)
-        needed = trainers[0].args.gradient_checkpointing_kwargs
-        self.args.gradient_checkpointing_kwargs = self.args.activation_checkpointing_kwargs = needed
-        return trainers
+        hears = any(formatter.takes_earlier for formatter in self.formatters[1:])
+        if args.turn_order == "sequential" and not hears:
+            raise ValueError(
+                "turn_order='sequential', but no formatter after the first takes `earlier_completions`, so no actor "
+                "would hear those before it. Pass `formatters=` with such a parameter."
+            )
+        return None if external_transition is None else Transition(external_transition, self.agent_names)
+
+    def _watched_agents(self) -> list[int]:
+        """The actors whose influence can be measured: those that learn, and that act by the reward alone."""
+        if len(self.agent_trainers) == 1:
+            return []
+        last_to_hear = max((i for i, formatter in enumerate(self.formatters) if formatter.takes_earlier), default=0)
+        heard = last_to_hear if self.args.turn_order == "sequential" else 0
+        return [index for index, learns in enumerate(self.trainable) if learns and index >= heard]
 
     def _build_team(self) -> MultiAgentModel:
         """The actors with their critics as one module, checked."""
@@ -222,8 +254,6 @@ class MultiAgentTrainer(Trainer):
         for name, module in team.entities():
             clear_dense_quantization(name, getattr(module, "backbone", module))
         check_independent(dict(team.entities()))
-        if not any(parameter.requires_grad for parameter in team.parameters()):
-            raise ValueError("No parameter of the team is trainable. Unfreeze at least one actor.")
         rates = {self._entity_learning_rate(name) for name, _ in team.entities()}
         check_optimizer(self.agent_trainers[0].accelerator, rates)
         self._merged_in_exports = check_saveable(
@@ -235,13 +265,14 @@ class MultiAgentTrainer(Trainer):
         return team
 
     def _sync_references(self) -> None:
-        without = [index for index, agent in enumerate(self.agent_trainers) if agent.ref_model is None]
+        learning = {name: a for name, a in zip(self.agent_names, self.agent_trainers, strict=True) if a.trainable}
+        without = [name for name, agent in learning.items() if agent.ref_model is None]
         if without:
             raise ValueError(
                 f"sync_ref_model=True, but the actors {without} have no reference model of their own: set `beta` "
                 f"above 0, and train them without an adapter (whose reference is the model without it)."
             )
-        self.add_callback(SyncReferencesCallback(self.agent_trainers))
+        self.add_callback(SyncReferencesCallback(list(learning.values())))
 
     def _build_critics(
         self, agents: list[nn.Module], tokenizers: list[PreTrainedTokenizerBase]
@@ -321,38 +352,102 @@ class MultiAgentTrainer(Trainer):
 
     # A step: sample, score, credit
 
-    def _prepare_inputs(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Inputs of one micro-batch. In training, a generation batch is sampled once and its parts are handed out."""
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Micro-batches are ready: see `_micro_batches`."""
+        return inputs
+
+    def _micro_batches(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """
+        The micro-batches of one micro-step, each no larger than the batch size: one in a single turn, more where turns
+        bring more rows. In training, a generation batch is sampled once and its parts are handed out.
+        """
         if not self.model.training:
-            return self._sample_and_score(rows)
+            return self._split(self._sample_and_score(rows), 1)[0]
         args = self.args
         if self._step % (args.steps_per_generation * args.num_iterations) == 0 or self._buffered_inputs is None:
             batch = shuffle_sequence_dict(self._sample_and_score(rows))
-            self._buffered_inputs = split_tensor_dict(batch, args.steps_per_generation)
+            self._buffered_inputs = self._split(batch, args.steps_per_generation)
         return self._buffered_inputs[self._step % args.steps_per_generation]
+
+    def _split(self, batch: dict[str, Any], num_steps: int) -> list[list[dict[str, Any]]]:
+        """A flat batch as `num_steps` micro-steps of equally many micro-batches."""
+        num_splits = int(batch["batch/num_splits"])
+        parts = split_tensor_dict(batch, num_steps * num_splits)
+        return [parts[step * num_splits : (step + 1) * num_splits] for step in range(num_steps)]
+
+    def _rollout_settings(self, mode: str) -> RolloutSettings:
+        """How a batch is rolled out; evaluation follows each joint response alone."""
+        args = self.args
+        return RolloutSettings(
+            num_generations=self._num_generations(mode),
+            num_turns=args.num_turns,
+            tree=mode == "train" and args.rollout_mode == "tree",
+            sequential=args.turn_order == "sequential",
+            early_termination_threshold=args.early_termination_threshold,
+            external_prompt_passthrough=args.external_prompt_passthrough,
+            seed=f"{args.seed}/{self.env_step}",
+        )
 
     def _sample_and_score(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """A generation batch as one flat dict, `"agent_0/completion_ids"`, ..., `"critic/input_ids"`, ..."""
         mode = "train" if self.model.training else "eval"
-        generations = self._num_generations(mode)
         for agent in self.agent_trainers:
             agent.follow(self)
-        rank = self.accelerator.process_index
-        rollout = sample_joint(self.agent_trainers, rows, self.formatters, generations, first_sample=rank * len(rows))
-        wanted = self._metrics.wanted_samples(mode)
-        rewards = score_joint(rollout, self.reward, generations, self.accelerator, wanted)  # (N, W * B, F)
-        inputs = [
-            agent.score(prompts, reward)
-            for agent, prompts, reward in zip(self.agent_trainers, rollout.prompts, rewards, strict=True)
-        ]
-        batch = JointBatch(rollout, self._weighted(rewards), rewards, inputs, generations, mode, rank)
+        settings = self._rollout_settings(mode)
+        turns = self.interaction.run(rows, settings, self._metrics.wanted_samples(mode))
+        num_splits, num_rows = self._rows_of_losses(turns, mode)
+        batch = JointBatch(turns, *self._returns(turns), num_rows, settings.num_generations, mode)
+        per_func = [turn.rewards for turn in turns]
+        grouped = _is_grouped(settings)
+        for index, agent in enumerate(self.agent_trainers):
+            if not agent.trainable:
+                agent.discard()
+                batch.inputs.append(None)
+                continue
+            own = batch.of_samples(index, [rewards[index] for rewards in per_func])
+            batch.inputs.append(
+                agent.score(batch.prompts(index), batch.to_rows(own, padding=torch.nan), num_rows, grouped)
+            )
         self._credit(batch)
-        self._metrics.note_rewards(mode, batch.rewards, rewards)
+        self._note(batch, settings)
+        total = num_rows * self.accelerator.num_processes
+        scalars = {"num_splits": num_splits, "row_scale": total / sum(sum(turn.counts) for turn in turns)}
+        flat = {
+            f"agent_{index}/{name}": value
+            for index, part in enumerate(batch.inputs)
+            for name, value in (part or {}).items()
+        }
+        flat |= {f"critic/{name}": value for name, value in batch.critic_inputs.items()}
+        return flat | {f"batch/{name}": torch.tensor(value) for name, value in scalars.items()}
+
+    def _returns(self, turns: list[Turn]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Weighted rewards and returns of every turn, each `(N, J)`."""
+        rewards = [self._weighted(turn.rewards) for turn in turns]
+        parents = [turn.parents.to(reward.device) for turn, reward in zip(turns, rewards, strict=True)]
+        return rewards, discounted_returns(rewards, parents, self.args.discount)
+
+    def _rows_of_losses(self, turns: list[Turn], mode: str) -> tuple[int, int]:
+        """How many micro-batches a micro-step has, and how many rows a process has for all, padding included."""
+        steps = self.args.steps_per_generation if mode == "train" else 1
+        size = self.args.per_device_train_batch_size if mode == "train" else self.args.eval_batch_size
+        most = max(sum(counts) for counts in zip(*(turn.counts for turn in turns), strict=True))
+        num_splits = -(-most // (steps * size))
+        num_parts = steps * num_splits
+        return num_splits, -(-most // num_parts) * num_parts
+
+    def _note(self, batch: JointBatch, settings: RolloutSettings) -> None:
+        """Count, measure and log what a batch brought."""
+        mode = batch.mode
+        self._metrics.note_rewards(batch, settings.num_turns, counted_by_trl=_is_grouped(settings))
         if self.args.log_completions:
-            for agent, part in zip(self.agent_trainers, inputs, strict=True):
-                agent.set_logged_advantages(self.accelerator.gather(part["advantages"]).tolist())
-        flat = {f"agent_{i}/{name}": value for i, part in enumerate(batch.inputs) for name, value in part.items()}
-        return flat | {f"critic/{name}": value for name, value in batch.critic_inputs.items()}
+            self._completions.note(batch)
+        if mode != "train":
+            return
+        self.env_step += batch.num_joint_responses
+        with own_random_state(self.args.seed):  # a reward function may draw
+            shares = self._influence.measure(batch, settings.cross)
+        for index, share in shares.items():
+            self._metrics.add(mode, f"{self.agent_names[index]}/reward_variance_share", share)
 
     def _weighted(self, rewards: torch.Tensor) -> torch.Tensor:
         """Weighted sum over reward functions, `(N, B, F) -> (N, B)`; NaN where no function gave a reward."""
@@ -360,7 +455,7 @@ class MultiAgentTrainer(Trainer):
         return (rewards * weights).nansum(dim=-1).masked_fill(rewards.isnan().all(dim=-1), torch.nan)
 
     def _credit(self, batch: JointBatch) -> None:
-        """Replace the actors' advantages, and set the critics' inputs; TRL's group-relative advantages are there."""
+        """Set the actors' advantages, and the critics' inputs. In single turns, TRL's advantages are there."""
 
     # Loss
 
@@ -375,15 +470,18 @@ class MultiAgentTrainer(Trainer):
         return loss
 
     def _step_loss(self, team: MultiAgentModel, inputs: dict[str, Any]) -> torch.Tensor:
+        num_splits, row_scale = int(inputs["batch/num_splits"]), float(inputs["batch/row_scale"])
         losses = []
         for index, (agent, actor) in enumerate(zip(self.agent_trainers, team.agents, strict=True)):
+            if not agent.trainable:
+                continue
             part = _part(inputs, f"agent_{index}/")
-            losses.append(agent.loss(actor, part))
+            losses.append(agent.loss(actor, part, num_splits, row_scale))
             if self._decay_guard is not None and team.training:
                 self._decay_guard.note(f"agent_{index}", agent.is_taught_by(part))
         if len(team.critics):
             accumulation = self.current_gradient_accumulation_steps if team.training else 1
-            losses.append(self._critic_loss(team, _part(inputs, "critic/")) / accumulation)
+            losses.append(self._critic_loss(team, _part(inputs, "critic/")) / (accumulation * num_splits))
         return functools.reduce(torch.add, losses)
 
     def _critic_loss(self, team: MultiAgentModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -410,9 +508,15 @@ class MultiAgentTrainer(Trainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         started = time.perf_counter()
+        model.train()
         for agent in self.agent_trainers:
             agent.follow(self)
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        *first, last = self._micro_batches(inputs)
+        losses = []
+        for part in first:
+            with accumulate_only(self.accelerator, model):
+                losses.append(super().training_step(model, part, num_items_in_batch))
+        loss = functools.reduce(torch.add, losses, super().training_step(model, last, num_items_in_batch))
         self._step += 1
         self._step_time += time.perf_counter() - started
         if self._step % self.current_gradient_accumulation_steps == 0:
@@ -444,8 +548,13 @@ class MultiAgentTrainer(Trainer):
         entities = dict(self.model.entities())
         norms = clip_grad_norms(self.accelerator, entities.values(), self.args.max_grad_norm)
         for name, norm in zip(entities, norms, strict=True):
-            self._metrics.add("train", f"{name}/grad_norm", norm.item())
+            self._metrics.add("train", f"{self._shown_name(name)}/grad_norm", norm.item())
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+    def _shown_name(self, entity: str) -> str:
+        """An entity's name in metrics: that of the actor, or the critic's."""
+        kind, _, number = entity.partition("_")
+        return self.agent_names[int(number)] if kind == "agent" else entity
 
     # Evaluation
 
@@ -481,12 +590,13 @@ class MultiAgentTrainer(Trainer):
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss = self.compute_loss(model, self._prepare_inputs(inputs))
-        return loss.mean().detach(), None, None
+            losses = [self.compute_loss(model, part) for part in self._micro_batches(inputs)]
+        return functools.reduce(torch.add, losses).detach(), None, None
 
     # Metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        logs["env_step"] = self.env_step
         if self.model.training:
             logs.update(self._metrics.pop("train"))
             if "learning_rate" in logs and len(self.critics):
@@ -494,7 +604,7 @@ class MultiAgentTrainer(Trainer):
                 logs.update({"critic/learning_rate": rates[0]} if rates else {})
         super().log(logs, start_time)
         if self.args.log_completions and self.accelerator.is_main_process:
-            log_completions(self.agent_trainers, self.args, self.state.global_step)
+            self._completions.write(self.args, self.state.global_step)
 
     # Saving
 
@@ -535,17 +645,31 @@ class MultiAgentTrainer(Trainer):
             super()._save_checkpoint(model, trial)
         finally:
             self._saving_checkpoint = False
-        if self.args.use_adaptive_entropy and self.args.should_save:
+        if self.args.should_save:
             directory = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-            with open(os.path.join(directory, ENTROPY_FILE), "w", encoding="utf-8") as file:
-                json.dump([agent.entropy_control() for agent in self.agent_trainers], file)
+            with open(os.path.join(directory, TEAM_STATE_FILE), "w", encoding="utf-8") as file:
+                json.dump(self._team_state(), file)
+
+    def _team_state(self) -> dict[str, Any]:
+        """What the run's future depends on besides models and optimizer, as JSON."""
+        return {
+            "env_step": self.env_step,
+            "entropy_control": [agent.entropy_control() for agent in self.agent_trainers]
+            if self.args.use_adaptive_entropy
+            else None,
+        }
+
+    def _load_team_state(self, state: dict[str, Any]) -> None:
+        self.env_step = state["env_step"]
+        if self.args.use_adaptive_entropy:
+            for agent, control in zip(self.agent_trainers, state["entropy_control"], strict=True):
+                agent.load_entropy_control(control)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if self.args.use_adaptive_entropy and checkpoint is not None:
-            with open(os.path.join(checkpoint, ENTROPY_FILE), encoding="utf-8") as file:
-                for agent, state in zip(self.agent_trainers, json.load(file), strict=True):
-                    agent.load_entropy_control(state)
+        if checkpoint is not None:
+            with open(os.path.join(checkpoint, TEAM_STATE_FILE), encoding="utf-8") as file:
+                self._load_team_state(json.load(file))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         load_team(self.model, resume_from_checkpoint, self.args.trust_remote_code)
@@ -555,6 +679,11 @@ class MultiAgentTrainer(Trainer):
             super()._load_best_model()
         else:
             load_team(self.model, self.state.best_model_checkpoint, self.args.trust_remote_code)
+
+
+def _is_grouped(settings: RolloutSettings) -> bool:
+    """Whether neighbouring rows are one group of joint responses, so that TRL can compare their rewards itself."""
+    return settings.num_turns == 1 and not settings.cross
 
 
 def _identity(rows: list) -> list:

@@ -1,0 +1,163 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""
+An alarm for actors whose reward does not depend on them (lazy agents, arXiv 2511.02303 gives them a bonus; here they
+are only noticed).
+
+An actor's share of the reward's variance is its total effect: exchange its answers for others that it gave to the same
+task, hold the teammates' answers, and see how much the reward varies. With crossed joint responses the rewards are
+there already; otherwise a reward function is asked again.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from accelerate import Accelerator
+
+from ..functional.advantages import nan_std, total_effect
+from ..functional.groups import group_table
+from ..rewards import JointReward
+from .batch import JointBatch
+from .interaction import Turn
+
+
+logger = logging.getLogger(__name__)
+
+# Exchanges of different answers without any effect, before an actor is called lazy
+ENOUGH_EXCHANGES = 8
+# Generation batches that may be measured one after the other until it is known who acts
+SETTLING_BATCHES = 16
+# A share of the variance that is rounding
+NO_EFFECT = 1e-6
+
+
+class InfluenceMonitor:
+    """
+    Measures each actor's share of the variance of its reward within tasks, and warns once of an actor that has none.
+
+    Args:
+        names (list of `str`):
+            Names of the actors.
+        watched (list of `int`):
+            The actors to measure.
+        reward ([`JointReward`]):
+            The reward functions.
+        weighted (`Callable`):
+            Rewards `(N, J, F)` to their weighted sum `(N, J)`.
+        accelerator ([`~accelerate.Accelerator`]):
+            The processes.
+        every (`int`):
+            Every how many generation batches to measure, after the first ones. 0: never, unless it costs nothing.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        watched: Sequence[int],
+        reward: JointReward,
+        weighted: Callable[[torch.Tensor], torch.Tensor],
+        accelerator: Accelerator,
+        every: int,
+    ):
+        self.names = names
+        self.watched = list(watched)
+        self.reward = reward
+        self.weighted = weighted
+        self.accelerator = accelerator
+        self.every = every
+        self._batches = 0
+        # For each watched actor: exchanges of different answers, and whether the reward ever changed
+        self._exchanges = dict.fromkeys(self.watched, 0)
+        self._acts = dict.fromkeys(self.watched, False)
+        self._reward_varies = False
+        self._warned: set[int] = set()
+
+    def measure(self, batch: JointBatch, crossed: bool) -> dict[int, float]:
+        """
+        Measure on a training batch, if it is time to. Call it on every process.
+
+        Args:
+            batch ([`JointBatch`]):
+                The batch; its first turn is looked at.
+            crossed (`bool`):
+                Whether its joint responses are combinations.
+
+        Returns:
+            `dict`: each measured actor's share; 0 for one without any influence, 1 for one that decides alone. Shares
+            sum to more than 1 where actors act together.
+        """
+        unknown = any(not self._acts[agent] and agent not in self._warned for agent in self.watched)
+        settling = unknown and self._batches < SETTLING_BATCHES
+        due = self.every > 0 and (settling or self._batches % self.every == 0)
+        self._batches += 1
+        if not self.watched or not (due or crossed):
+            return {}
+        turn, returns = batch.turns[0], batch.returns[0]
+        shares = {}
+        for agent in self.watched:
+            tables = self._crossed(turn, agent, returns) if crossed else self._exchanged(turn, agent, returns)
+            shares[agent] = self._share(agent, *tables)
+        self._warn()
+        return {agent: share for agent, share in shares.items() if share is not None}
+
+    def _crossed(self, turn: Turn, agent: int, returns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        columns = turn.pairing.columns[agent][group_table(turn.contexts)]  # (K, G, P)
+        table = returns[agent][columns.to(returns.device)]
+        return table, table.flatten(1), self._different(turn, agent) * table.size(2)
+
+    def _different(self, turn: Turn, agent: int) -> int:
+        """Pairs of neighbouring samples of one context, on this process, with different texts."""
+        own = turn.contexts[turn.start : turn.start + len(turn.branches)]
+        pairs = zip(itertools.pairwise(own), itertools.pairwise(turn.completions[agent]), strict=True)
+        return sum(contexts[0] == contexts[1] and texts[0] != texts[1] for contexts, texts in pairs)
+
+    def _exchanged(self, turn: Turn, agent: int, returns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """One task of this process again, with the actor's answers moved on by one. Empty if no task is whole here."""
+        empty = returns.new_empty(0, 2, 1), returns.new_empty(0, 2), 0
+        own = turn.tasks[turn.start : turn.start + len(turn.branches)]
+        samples = next((s for s in _by_value(own) if len(s) > 1 and turn.tasks.count(own[s[0]]) == len(s)), None)
+        if samples is None:
+            return empty
+        moved = samples[1:] + samples[:1]
+        texts = [[said[s] for s in (moved if a == agent else samples)] for a, said in enumerate(turn.completions)]
+        again = self.reward(texts, [turn.rows[s] for s in samples], [len(samples)], turn.number)
+        first = turn.start + samples[0]
+        before = returns[agent][first : first + len(samples)]
+        after = self.weighted(again.to(returns.device))[agent]
+        said = turn.completions[agent]
+        different = sum(said[a] != said[b] for a, b in zip(samples, moved, strict=True))
+        return torch.stack([before, after], dim=1).unsqueeze(-1), before.unsqueeze(0), different
+
+    def _share(self, agent: int, table: torch.Tensor, groups: torch.Tensor, different: int) -> float | None:
+        """Total effect over variance, over all processes."""
+        effect = total_effect(table) if len(table) else table.new_tensor(torch.nan)
+        variance = (nan_std(groups, dim=1) ** 2).nanmean() if len(groups) else effect
+        known = not (effect.isnan() or variance.isnan())
+        numbers = [effect.item(), variance.item(), 1.0, float(different)] if known else [0.0] * 4
+        totals = self.accelerator.reduce(torch.tensor(numbers, device=self.accelerator.device), reduction="sum")
+        effect, variance, measured, different = totals.tolist()
+        self._reward_varies = self._reward_varies or variance > 0
+        self._acts[agent] = self._acts[agent] or effect > NO_EFFECT * variance
+        if not measured or not variance:
+            return None
+        self._exchanges[agent] += int(different)
+        return effect / variance
+
+    def _warn(self) -> None:
+        for agent in self.watched:
+            lazy = not self._acts[agent] and self._exchanges[agent] >= ENOUGH_EXCHANGES
+            if lazy and self._reward_varies and agent not in self._warned:
+                self._warned.add(agent)
+                logger.warning(
+                    "The reward of %s does not depend on it: it stayed the same in all of %d exchanges of its answers "
+                    "for others, while it varied with what the teammates said. It learns noise. Check `reward_func`, "
+                    "or freeze the actor with `trainable_agents`.",
+                    self.names[agent],
+                    self._exchanges[agent],
+                )
+
+
+def _by_value(values: Sequence[int]) -> list[list[int]]:
+    """Positions of equal neighbours."""
+    return [list(group) for _, group in itertools.groupby(range(len(values)), key=values.__getitem__)]
