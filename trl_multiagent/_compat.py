@@ -64,8 +64,8 @@ TRL_CONTRACT = (
     Contract(
         "trl.trainer.grpo_trainer.GRPOTrainer._generate",
         ("self", "prompts"),
-        "GRPOAgent hands over the rollouts that the team sampled; items 0 to 4 of the 8-tuple are prompt ids, completion "
-        "ids, loss mask or None, completions, log-probabilities or None",
+        "GRPOAgent hands over the rollouts that the team sampled; items 0 to 4 of the 8-tuple are prompt ids, "
+        "completion ids, loss mask or None, completions, log-probabilities or None",
         "TRL has a public hook that takes ready rollouts with their texts",
     ),
     Contract(

@@ -54,7 +54,7 @@ class JointBatch:
         return [prompt for turn in self.turns for prompt in turn.prompts[agent]]
 
     def of_samples(self, agent: int, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Values of joint responses, `(J, ...)` for each turn, as means over those a sample takes part in, `(S, ...)`."""
+        """Values of joint responses, `(J, ...)` for each turn, as means over those of each sample, `(S, ...)`."""
         columns = [
             turn.pairing.columns[agent].to(value.device) for turn, value in zip(self.turns, values, strict=True)
         ]

@@ -30,6 +30,8 @@ ENOUGH_EXCHANGES = 8
 SETTLING_BATCHES = 16
 # A share of the variance that is rounding
 NO_EFFECT = 1e-6
+# How much of what was measured before counts beside a new measurement: one batch alone is noisy
+MEMORY = 0.9
 
 
 class InfluenceMonitor:
@@ -71,6 +73,8 @@ class InfluenceMonitor:
         self._exchanges = dict.fromkeys(self.watched, 0)
         self._acts = dict.fromkeys(self.watched, False)
         self._reward_varies = False
+        # Running sums of effect and variance
+        self._sums = dict.fromkeys(self.watched, (0.0, 0.0))
         self._warned: set[int] = set()
 
     def measure(self, batch: JointBatch, crossed: bool) -> dict[int, float]:
@@ -130,7 +134,7 @@ class InfluenceMonitor:
         return torch.stack([before, after], dim=1).unsqueeze(-1), before.unsqueeze(0), different
 
     def _share(self, agent: int, table: torch.Tensor, groups: torch.Tensor, different: int) -> float | None:
-        """Total effect over variance, over all processes."""
+        """Total effect over variance, over all processes and the latest measurements."""
         effect = total_effect(table) if len(table) else table.new_tensor(torch.nan)
         variance = (nan_std(groups, dim=1) ** 2).nanmean() if len(groups) else effect
         known = not (effect.isnan() or variance.isnan())
@@ -142,7 +146,9 @@ class InfluenceMonitor:
         if not measured or not variance:
             return None
         self._exchanges[agent] += int(different)
-        return effect / variance
+        past_effect, past_variance = self._sums[agent]
+        self._sums[agent] = MEMORY * past_effect + effect, MEMORY * past_variance + variance
+        return self._sums[agent][0] / self._sums[agent][1]
 
     def _warn(self) -> None:
         for agent in self.watched:

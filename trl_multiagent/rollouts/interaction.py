@@ -265,8 +265,8 @@ class Interaction:
 
     def _score(self, turn: Turn, spans: bool, wanted: range) -> torch.Tensor:
         """
-        Rewards of all joint responses, `(N, J, F)`. A reward function sees all of a task that a turn has at once: where
-        tasks span processes, texts are gathered and the tasks are shared out.
+        Rewards of all joint responses, `(N, J, F)`. A reward function sees all of a task that a turn has at once:
+        where tasks span processes, texts are gathered and the tasks are shared out.
         """
         accelerator, rank = self.accelerator, turn.process_index
         rows, completions, start = turn.rows, turn.completions, turn.start

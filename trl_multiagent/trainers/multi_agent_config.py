@@ -285,13 +285,13 @@ class MultiAgentConfig(GRPOConfig):
             raise ValueError(f"influence_steps={self.influence_steps}, expected 0 (never) or more.")
         if self.turn_order == "sequential" and self.external_prompt_passthrough and self.num_turns > 1:
             raise ValueError(
-                "turn_order='sequential' and external_prompt_passthrough=True: after the first turn no formatter runs, "
-                "so no actor would hear those before it. Set external_prompt_passthrough=False."
+                "turn_order='sequential' and external_prompt_passthrough=True: after the first turn no formatter "
+                "runs, so no actor would hear those before it. Set external_prompt_passthrough=False."
             )
         if self.num_turns > 1 and self.multi_objective_aggregation == "normalize_then_sum":
             raise ValueError(
-                "multi_objective_aggregation='normalize_then_sum' compares the rewards of single turns, so it does not "
-                f"fit num_turns={self.num_turns}. Weigh the functions with `reward_weights` instead."
+                "multi_objective_aggregation='normalize_then_sum' compares the rewards of single turns, so it does "
+                f"not fit num_turns={self.num_turns}. Weigh the functions with `reward_weights` instead."
             )
         names = self.agent_names or []
         reserved = [name for name in names if name.split("_")[0] in ("critic", "turn", "eval", "train", "rewards")]

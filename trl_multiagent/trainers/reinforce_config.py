@@ -17,10 +17,10 @@ class ReinforceConfig(MultiAgentConfig):
             Baseline of a return: `"raw"` none, `"mean"` the mean of its group, `"rloo"` the mean of the others of its
             group, `"max"` the maximum of its group. See [`~trl_multiagent.functional.advantages.group_advantages`].
         advantage_groups (`str`, *optional*, defaults to `"turn"`):
-            What a return is compared with. `"turn"`: what the same actor said to the same context, in a tree, or to the
-            same task in the same turn, in a chain (AT-GRPO, arXiv 2510.11062). `"actor"`: all that the same actor said
-            to the same task, in all turns, where each trajectory counts once (Dr. MAS, arXiv 2602.08847); only with
-            `advantage_mode="mean"`. `"role"`: a running mean of the actor's own returns (RAE of SPIRAL, arXiv
+            What a return is compared with. `"turn"`: what the same actor said to the same context, in a tree, or to
+            the same task in the same turn, in a chain (AT-GRPO, arXiv 2510.11062). `"actor"`: all that the same actor
+            said to the same task, in all turns, where each trajectory counts once (Dr. MAS, arXiv 2602.08847); only
+            with `advantage_mode="mean"`. `"role"`: a running mean of the actor's own returns (RAE of SPIRAL, arXiv
             2506.24119), which needs no group; it replaces the baseline of `advantage_mode`.
         role_baseline_decay (`float`, *optional*, defaults to `0.95`):
             With `advantage_groups="role"`, how much of the running mean a sample keeps.
@@ -107,8 +107,8 @@ class ReinforceConfig(MultiAgentConfig):
             )
         if self.advantage_groups == "actor" and (self.advantage_mode != "mean" or self.scale_rewards == "batch"):
             raise ValueError(
-                "advantage_groups='actor' is defined for advantage_mode='mean' and scale_rewards 'group' or 'none', got "
-                f"{self.advantage_mode!r} and {self.scale_rewards!r}."
+                "advantage_groups='actor' is defined for advantage_mode='mean' and scale_rewards 'group' or 'none', "
+                f"got {self.advantage_mode!r} and {self.scale_rewards!r}."
             )
         if self.role_baseline_column is not None and self.advantage_groups != "role":
             raise ValueError(
@@ -125,8 +125,8 @@ class ReinforceConfig(MultiAgentConfig):
             return
         if self.turn_order == "sequential":
             raise ValueError(
-                "joint_mode='cross' with turn_order='sequential': a later actor answered what the earlier one said, so "
-                "its answer does not belong beside another. Set joint_mode='aligned'."
+                "joint_mode='cross' with turn_order='sequential': a later actor answered what the earlier one said, "
+                "so its answer does not belong beside another. Set joint_mode='aligned'."
             )
         if self.advantage_groups != "turn":
             raise ValueError(

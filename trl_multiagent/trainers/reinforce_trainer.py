@@ -94,7 +94,7 @@ class ReinforceTrainer(MultiAgentTrainer):
         return turn.contexts if mode == "train" and self.args.rollout_mode == "tree" else turn.tasks
 
     def _trajectory_advantages(self, batch: JointBatch, samples: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Against all that the actor said to the same task; each answer to the task counts once with what grew of it."""
+        """Against all that the actor said to the same task; each first answer counts once with what grew of it."""
         roots = [torch.arange(len(batch.turns[0].tasks))]
         for turn in batch.turns[1:]:
             roots.append(roots[-1][turn.parents])
