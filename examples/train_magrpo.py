@@ -11,7 +11,7 @@ Without arguments it trains a small model that it fetches from the package index
 """
 
 from example_parser import ExampleParser
-from example_team import EXAMPLE_DEFAULTS, TeamArguments, run_example
+from example_team import EXAMPLE_DEFAULTS, LENGTH_RATIO, TeamArguments, run_example
 
 from trl_multiagent import MAGRPOConfig, MAGRPOTrainer
 
@@ -20,7 +20,7 @@ def main() -> None:
     defaults = {**EXAMPLE_DEFAULTS, "output_dir": "outputs/train_magrpo"}
     parser = ExampleParser((TeamArguments, MAGRPOConfig), __doc__.split("\n\n")[0].strip(), defaults)
     team_args, args = parser.parse_args_and_config()
-    run_example(MAGRPOTrainer, team_args, args)
+    run_example(LENGTH_RATIO, MAGRPOTrainer, team_args, args)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def score(func, num_agents=2, num_rows=2, num_generations=4, **kwargs):
     size = num_rows * num_generations
     completions = [[f"a{i}s{j}" for j in range(size)] for i in range(num_agents)]
     rows = [{"prompt": f"p{j // num_generations}", "gold": j // num_generations} for j in range(size)]
-    return JointReward(func, num_agents, **kwargs)(completions, rows, num_generations)
+    return JointReward(func, num_agents, **kwargs)(completions, rows, [num_generations] * num_rows)
 
 
 def returning(value):
@@ -131,7 +131,7 @@ class TestReturnValues:
         reward = JointReward(returning([infinite, 1.0, 1.0, 1.0]), 2)
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
-                rewards = reward([["t"] * 4] * 2, [{}] * 4, 4)
+                rewards = reward([["t"] * 4] * 2, [{}] * 4, [4])
         assert rewards[0, :, 0].isnan().tolist() == [True, False, False, False]
         assert rewards[0, 1:, 0].tolist() == [1.0, 1.0, 1.0]
         assert len([r for r in caplog.records if "fixed_reward" in r.getMessage()]) == 1
@@ -256,7 +256,7 @@ class TestCalls:
             seen.append((completions1, [dict(row) for row in batch_items]))
             return [1.0] * len(completions2)
 
-        JointReward([greedy, watcher], 2)(completions, rows, 2)
+        JointReward([greedy, watcher], 2)(completions, rows, [2])
         assert completions == [["x", "y"], ["z", "w"]] and rows == [{"gold": 1}, {"gold": 1}]
         assert seen == [(["x", "y"], [{"gold": 1}, {"gold": 1}])]
 
@@ -273,8 +273,90 @@ class TestCalls:
             seen.extend([first, second])
             return [len(a) + len(b) for a, b in zip(first, second, strict=True)]
 
-        rewards = JointReward(reward, 2)([["", "xy"], ["", ""]], [{}, {}], 2)
+        rewards = JointReward(reward, 2)([["", "xy"], ["", ""]], [{}, {}], [2])
         assert seen == [["", "xy"], ["", ""]] and rewards[0, :, 0].tolist() == [0.0, 2.0]
+
+
+class TestSizes:
+    """In later turns of a tree or with crossed joint responses, task items have different numbers of them."""
+
+    texts = [[f"a{i}s{j}" for j in range(6)] for i in range(2)]
+    rows = [{"gold": "x"}, *[{"gold": "y"}] * 3, *[{"gold": "z"}] * 2]
+
+    def test_each_task_item_brings_its_own_number_of_joint_responses(self):
+        calls = []
+
+        def reward(first, second, batch_items):
+            calls.append((first, second, [row["gold"] for row in batch_items]))
+            return [float(len(first))] * len(first)
+
+        rewards = JointReward(reward, 2)(self.texts, self.rows, [1, 3, 2])
+        assert calls == [
+            (["a0s0"], ["a1s0"], ["x"]),
+            (["a0s1", "a0s2", "a0s3"], ["a1s1", "a1s2", "a1s3"], ["y"] * 3),
+            (["a0s4", "a0s5"], ["a1s4", "a1s5"], ["z"] * 2),
+        ]
+        assert rewards[1, :, 0].tolist() == [1, 3, 3, 3, 2, 2]
+
+    def test_the_batched_option_takes_them_all_at_once(self):
+        sizes = []
+
+        def reward(first, second):
+            sizes.append(len(first))
+            return list(range(len(first)))
+
+        rewards = JointReward(reward, 2, batched=True)(self.texts, self.rows, [1, 3, 2])
+        assert sizes == [6] and rewards[0, :, 0].tolist() == [0, 1, 2, 3, 4, 5]
+
+    def test_a_wrong_length_is_an_error_with_the_number_of_that_task_item(self):
+        with pytest.raises(ValueError, match="fixed_reward.* 1 values, expected 3"):
+            JointReward(returning([1.0]), 2)(self.texts, self.rows, [1, 3, 2])
+
+
+class TestTurn:
+    """`turn=` is the number of the turn, for a function that names it."""
+
+    @staticmethod
+    def call(func, turn, num_agents=2):
+        return JointReward(func, num_agents)([["x"]] * num_agents, [{"gold": 3}], [1], turn)[0, 0, 0].item()
+
+    @pytest.mark.parametrize("turn", [1, 2, 5])
+    def test_a_function_that_names_it_gets_it(self, turn):
+        assert self.call(lambda a, b, turn: [10.0 * turn], turn) == 10 * turn
+        assert self.call(lambda a, b, *, turn=None: [10.0 * turn], turn) == 10 * turn
+        assert self.call(lambda *texts, turn: [10.0 * turn], turn) == 10 * turn
+        assert self.call(functools.partial(lambda a, b, scale, turn: [scale * turn], scale=10.0), turn) == 10 * turn
+
+    def test_it_stands_beside_the_rows(self):
+        assert self.call(lambda a, b, batch_items, turn: [batch_items[0]["gold"] + turn], 2) == 5
+
+    def test_without_a_number_it_is_the_first(self):
+        assert JointReward(lambda a, b, turn: [turn], 2)([["x"], ["y"]], [{}], [1])[0, 0, 0] == 1
+
+    def test_a_function_of_any_keywords_does_not_get_it(self):
+        """It may hand its keywords on to one that knows no turn."""
+        seen = []
+
+        def reward(first, second, **kwargs):
+            seen.append(sorted(kwargs))
+            return [0.0]
+
+        self.call(reward, 2)
+        assert seen == [["batch_items"]]
+
+    def test_a_list_of_texts_may_be_called_turn(self):
+        seen = []
+
+        def reward(turn, second):
+            seen.append((turn, second))
+            return [0.0]
+
+        self.call(reward, 2)
+        assert seen == [(["x"], ["x"])]
+
+    def test_it_goes_to_each_function_that_names_it(self):
+        reward = JointReward([lambda a, b: [7.0], lambda a, b, turn: [float(turn)]], 2)
+        assert reward([["x"], ["y"]], [{}], [1], 3)[0, 0].tolist() == [7.0, 3.0]
 
 
 class TestAsync:
@@ -386,7 +468,7 @@ class TestNames:
     def test_each_form_is_called_and_has_a_name(self, func, name, value):
         reward = JointReward(func, 2)
         assert reward.names == [name]
-        assert reward([["x"], ["y"]], [{}], 1).tolist() == [[[value]], [[value]]]
+        assert reward([["x"], ["y"]], [{}], [1]).tolist() == [[[value]], [[value]]]
 
     def test_two_of_the_same_name_get_different_names(self):
         reward = JointReward([functools.partial(plain, scale=1.0), functools.partial(plain, scale=2.0), plain], 2)
@@ -531,10 +613,13 @@ class TestConstruction:
             lambda a, b, c=None: [0.0],
             lambda a, b, *, batch_items: [0.0],
             lambda a, b, *, threshold=0.5: [0.0],
+            lambda a, b, turn: [0.0],
+            lambda a, b, /, turn, batch_items: [0.0],
+            lambda a, b, /, **kwargs: [0.0],
         ],
     )
     def test_every_signature_that_fits_is_taken(self, func):
-        assert JointReward(func, 2)([["x"], ["y"]], [{}], 1).tolist() == [[[0.0]], [[0.0]]]
+        assert JointReward(func, 2)([["x"], ["y"]], [{}], [1]).tolist() == [[[0.0]], [[0.0]]]
 
     @pytest.mark.parametrize("func", [None, 3, "a/reward-model", torch.ones(1)])
     def test_what_is_no_callable_is_refused(self, func):

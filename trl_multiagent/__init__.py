@@ -27,6 +27,8 @@ _PUBLIC = {
     "ReinforceTrainer": "trainers.reinforce_trainer",
     "ValueHead": "models.value_head",
     "ValueModel": "models.critic",
+    "WandbRunCallback": "callbacks.wandb_run",
+    "read_checkpoint_metadata": "checkpoints.metadata",
 }
 
 __all__ = ["__version__", *_PUBLIC]
@@ -44,6 +46,8 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from .agents.grpo_agent import GRPOAgent
+    from .callbacks.wandb_run import WandbRunCallback
+    from .checkpoints.metadata import read_checkpoint_metadata
     from .models.critic import ValueModel
     from .models.team import MultiAgentModel
     from .models.value_head import ValueHead

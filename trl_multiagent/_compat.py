@@ -150,11 +150,14 @@ TRL_CONTRACT = (
     Contract(
         "transformers.Trainer._save_checkpoint",
         ("self", "model", "trial"),
-        "overridden: adapters are not merged, and the entropy control is written",
+        "overridden: adapters are not merged, and the team's own state is written",
         "checkpoints have a public hook",
     ),
     Contract(
-        "transformers.Trainer._get_output_dir", ("self", "trial"), "called: the folder of checkpoints", "it is public"
+        "transformers.Trainer._get_output_dir",
+        ("self", "trial"),
+        "overridden and called: the folder of checkpoints",
+        "`Trainer` can save a checkpoint elsewhere than in `output_dir`",
     ),
     Contract(
         "transformers.Trainer._load_from_checkpoint",
@@ -171,7 +174,7 @@ TRL_CONTRACT = (
     Contract(
         "transformers.Trainer._load_optimizer_and_scheduler",
         ("self", "checkpoint"),
-        "overridden: reads the entropy control",
+        "overridden: reads the team's own state",
         "checkpoints have a public hook",
     ),
     Contract(

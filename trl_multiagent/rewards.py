@@ -119,7 +119,8 @@ class JointReward:
             signature = inspect.signature(func)
         except ValueError:  # some built-ins have none
             return takes
-        takes -= set(list(signature.parameters)[: self.num_agents])  # a list of texts may have any name
+        by_position = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        takes -= set(by_position[: self.num_agents])  # a list of texts may have any name
         try:
             signature.bind(*([None] * self.num_agents), **dict.fromkeys(takes))
         except TypeError as error:

@@ -362,7 +362,9 @@ def first_ratios(trainer):
     seen = []
     for agent in trainer.agent_trainers:
 
-        def loss(model, inputs, agent=agent, stock=agent.loss, logps_of=agent._get_per_token_logps_and_entropies):
+        def loss(
+            model, inputs, *scales, agent=agent, stock=agent.loss, logps_of=agent._get_per_token_logps_and_entropies
+        ):
             current = []
 
             def recording(*args, **kwargs):
@@ -371,7 +373,7 @@ def first_ratios(trainer):
                 return result
 
             agent._get_per_token_logps_and_entropies = recording
-            value = stock(model, inputs)
+            value = stock(model, inputs, *scales)
             agent._get_per_token_logps_and_entropies = logps_of
             kept = inputs["completion_mask"].bool()
             ratio = (current[0] - inputs["old_per_token_logps"]).exp()[kept]

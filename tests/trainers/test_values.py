@@ -568,6 +568,7 @@ class TestColumns:
             per_device_train_batch_size=6,
             max_steps=3,
             batched_rewards=batched,
+            influence_steps=0,
         )
         stub_rollouts(monkeypatch, trainer, [lambda prompts: prompts] * 2)  # every actor repeats its prompt
         trainer.train()
@@ -610,7 +611,7 @@ class TestStreaming:
             golds.append([row["gold"] for row in batch_items])
             return [float(row["gold"][1:]) for row in batch_items]
 
-        trainer = build(reward, {"train_dataset": dataset(8).to_iterable_dataset()}, max_steps=4, num_generations=2)
+        trainer = build(reward, {"train_dataset": dataset(8).to_iterable_dataset()}, max_steps=4, influence_steps=0)
         before = all_parameters(trainer)
         batches = record_batches(trainer)
         trainer.train()
@@ -629,7 +630,9 @@ class TestStreaming:
             groups.append([row["gold"] for row in batch_items])
             return [float(i) for i in range(len(first))]
 
-        trainer = build(reward, {"train_dataset": dataset(8).to_iterable_dataset()}, max_steps=2, **options)
+        trainer = build(
+            reward, {"train_dataset": dataset(8).to_iterable_dataset()}, max_steps=2, influence_steps=0, **options
+        )
         trainer.train()
         assert all(len(set(group)) == 1 and len(group) == 2 for group in groups)
         assert len(groups) == (8 if "gradient_accumulation_steps" in options else 2)
@@ -669,7 +672,7 @@ class TestBatches:
             seen.append(batch_items[0]["gold"])
             return word_reward(first, second)
 
-        trainer = build(reward, {"train_dataset": dataset(rows)}, max_steps=-1, num_train_epochs=1)
+        trainer = build(reward, {"train_dataset": dataset(rows)}, max_steps=-1, num_train_epochs=1, influence_steps=0)
         trainer.train()
         steps = math.ceil(rows / 2)
         assert trainer.state.global_step == steps
@@ -682,7 +685,7 @@ class TestBatches:
             seen.append(batch_items[0]["gold"])
             return word_reward(first, second)
 
-        trainer = build(reward, {"train_dataset": dataset(5)}, max_steps=-1, num_train_epochs=2)
+        trainer = build(reward, {"train_dataset": dataset(5)}, max_steps=-1, num_train_epochs=2, influence_steps=0)
         trainer.train()
         assert trainer.state.global_step == 6
         assert set(seen[:6]) == set(seen[6:]) == {f"w{i}" for i in range(5)}
@@ -747,6 +750,7 @@ class TestLoggedMeans:
             per_device_train_batch_size=2,
             logging_steps=3,
             max_steps=3,
+            influence_steps=0,
             **options,
         )
         trainer.train()

@@ -45,11 +45,19 @@ class JointSampler(Sampler[int]):
         self.num_prompts = num_prompts
         self.repeat_count = repeat_count
         self.shuffle = shuffle
+        self.seed = seed
         self.generator = torch.Generator().manual_seed(seed)
 
     @property
     def num_batches(self) -> int:
         return -(-self.num_rows // self.num_prompts)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the order of an epoch, counted from 0, as if those before it had been gone through."""
+        self.generator.manual_seed(self.seed)
+        if self.shuffle:
+            for _ in range(epoch):
+                torch.randperm(self.num_rows, generator=self.generator)
 
     def __iter__(self) -> Iterator[int]:
         order = list(range(self.num_rows))

@@ -5,7 +5,9 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -28,8 +30,11 @@ from ..agents.loading import (
     resolve_num_agents,
     resolve_tokenizers,
 )
+from ..callbacks.boundary_checkpoints import BoundaryCheckpoints
 from ..callbacks.sync_references import SyncReferencesCallback
+from ..callbacks.wandb_run import WandbRunCallback, wandb_identity
 from ..checkpoints.export import check_saveable, load_team, save_team, team_card
+from ..checkpoints.metadata import TEAM_STATE_FILE
 from ..functional.returns import discounted_returns
 from ..models.team import MultiAgentModel
 from ..placement.backends import (
@@ -57,9 +62,6 @@ from .team_metrics import TeamMetrics
 
 
 logger = logging.getLogger(__name__)
-
-# What a checkpoint holds of the team besides models and optimizer
-TEAM_STATE_FILE = "team_state.json"
 
 
 class MultiAgentTrainer(Trainer):
@@ -101,6 +103,9 @@ class MultiAgentTrainer(Trainer):
             Adapters for the actors, one for all or one for each (`None` for full training).
         quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
             For actors that are loaded by identifier.
+        wandb_config (`dict`, *optional*):
+            What `wandb.init` is called with (`project`, `name`, `entity`, `tags`, `dir`, `id`, `resume`, ...); turns
+            `report_to="wandb"` on.
         processing_class, reward_funcs:
             Hugging Face's words for `tokenizer` and `reward_func`.
 
@@ -128,6 +133,7 @@ class MultiAgentTrainer(Trainer):
         optimizers: tuple = (None, None),
         peft_config=None,
         quantization_config=None,
+        wandb_config: dict[str, Any] | None = None,
         processing_class: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
         reward_funcs: RewardFunc | list[RewardFunc] | None = None,
     ):
@@ -141,6 +147,8 @@ class MultiAgentTrainer(Trainer):
                 "make one GPU visible with `CUDA_VISIBLE_DEVICES`."
             )
         start_backend(args)
+        if wandb_config is not None:
+            args.report_to = [*(name for name in args.report_to if name != "wandb"), "wandb"]
         sources = resolve_models("agent", agent_model, agents, resolve_num_agents(num_agents, args.num_agents))
         self.agent_names = resolve_names(args.agent_names, len(sources))
         peft_configs = resolve_peft_configs(peft_config, len(sources))
@@ -180,10 +188,13 @@ class MultiAgentTrainer(Trainer):
         self._metrics = TeamMetrics(self.agent_trainers, self.agent_names, self.reward.names)
         self._completions = CompletionsLog(self.agent_names, self.reward.names)
         self._step_time = 0.0
+        self._train_sampler: JointSampler | None = None
         # Joint responses that were scored for training, over all processes
         self.env_step = 0
         self._decay_guard: DecayGuard | None = None
         self._saving_checkpoint = False
+        # Where the checkpoint that is being written goes, if not to `output_dir`
+        self._checkpoint_parent: str | None = None
         super().__init__(
             model=team,
             args=args,
@@ -194,6 +205,8 @@ class MultiAgentTrainer(Trainer):
             callbacks=callbacks,
             optimizers=optimizers,
         )
+        if wandb_config is not None:
+            self.callback_handler.callbacks.insert(0, WandbRunCallback(wandb_config))
         self.interaction = Interaction(
             self.agent_trainers, self.formatters, self.reward, self._weighted, self.accelerator, self.transition
         )
@@ -311,7 +324,7 @@ class MultiAgentTrainer(Trainer):
 
     def _get_train_sampler(self, dataset=None) -> JointSampler:
         args = self.args
-        return JointSampler(
+        self._train_sampler = JointSampler(
             self.train_dataset if dataset is None else dataset,
             num_generations=args.num_generations,
             num_prompts=args.generation_batch_size // args.num_generations,
@@ -319,6 +332,7 @@ class MultiAgentTrainer(Trainer):
             shuffle=args.shuffle_dataset,
             seed=args.seed if args.data_seed is None else args.data_seed,
         )
+        return self._train_sampler
 
     def _get_eval_sampler(self, eval_dataset) -> RepeatSampler:
         return RepeatSampler(eval_dataset, mini_repeat_count=self._num_generations("eval"), shuffle=False)
@@ -488,13 +502,40 @@ class MultiAgentTrainer(Trainer):
         """Loss of the critics on one micro-batch, a mean over its joint samples."""
         raise AssertionError("a trainer with critics defines their loss")
 
-    def train(self, *args, **kwargs):
-        """Train as `transformers.Trainer.train`; afterwards the actors use their caches as they did before."""
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial=None,
+        ignore_keys_for_eval: list[str] | None = None,
+        checkpoint_dir: str | os.PathLike | None = None,
+        checkpoint_interval: int = 1,
+    ):
+        """
+        Train as `transformers.Trainer.train`; afterwards the actors use their caches as they did before.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                A checkpoint, of either kind, or `True` for the latest one in `output_dir`.
+            trial, ignore_keys_for_eval:
+                As for `transformers.Trainer.train`.
+            checkpoint_dir (`str`, *optional*):
+                Where to save `checkpoint-1`, `checkpoint-2`, ... at the ends of epochs and of the training. Default:
+                nowhere; `save_strategy` saves into `output_dir` as usual.
+            checkpoint_interval (`int`, *optional*, defaults to `1`):
+                Every how many epochs.
+        """
+        boundaries = None
+        if checkpoint_dir is not None:
+            save = functools.partial(self._save_boundary, os.fspath(checkpoint_dir))
+            boundaries = BoundaryCheckpoints(save, checkpoint_interval)
+            self.add_callback(boundaries)
         self._set_caches([self.args.use_cache] * len(self.agents))
         try:
-            return super().train(*args, **kwargs)
+            return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
         finally:
             self._set_caches(self._loaded_caches)
+            if boundaries is not None:
+                self.remove_callback(boundaries)
 
     @property
     def _loaded_caches(self) -> list[bool | None]:
@@ -639,6 +680,26 @@ class MultiAgentTrainer(Trainer):
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Team save", revision=self.args.hub_revision)
 
+    def _get_output_dir(self, trial) -> str:
+        return super()._get_output_dir(trial) if self._checkpoint_parent is None else self._checkpoint_parent
+
+    def _save_boundary(self, directory: str, number: int) -> None:
+        """Save `directory/checkpoint-<number>`, which appears under this name when it is complete."""
+        self._checkpoint_parent = os.path.join(directory, f".checkpoint-{number}.partial")
+        target = os.path.join(directory, f"checkpoint-{number}")
+        if self.is_world_process_zero():
+            shutil.rmtree(self._checkpoint_parent, ignore_errors=True)
+        try:
+            self._save_checkpoint(self.model_wrapped, None)
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                shutil.rmtree(target, ignore_errors=True)
+                os.replace(os.path.join(self._checkpoint_parent, f"checkpoint-{self.state.global_step}"), target)
+                shutil.rmtree(self._checkpoint_parent)
+            self.accelerator.wait_for_everyone()
+        finally:
+            self._checkpoint_parent = None
+
     def _save_checkpoint(self, model, trial) -> None:
         self._saving_checkpoint = True
         try:
@@ -653,6 +714,7 @@ class MultiAgentTrainer(Trainer):
     def _team_state(self) -> dict[str, Any]:
         """What the run's future depends on besides models and optimizer, as JSON."""
         return {
+            "wandb": wandb_identity() if "wandb" in self.args.report_to else None,
             "env_step": self.env_step,
             "entropy_control": [agent.entropy_control() for agent in self.agent_trainers]
             if self.args.use_adaptive_entropy
@@ -670,6 +732,9 @@ class MultiAgentTrainer(Trainer):
         if checkpoint is not None:
             with open(os.path.join(checkpoint, TEAM_STATE_FILE), encoding="utf-8") as file:
                 self._load_team_state(json.load(file))
+            if self._train_sampler is not None:
+                # Accelerate does not tell the sampler of the epoch where several processes share it
+                self._train_sampler.set_epoch(math.floor(round(self.state.epoch or 0, 6)))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         load_team(self.model, resume_from_checkpoint, self.args.trust_remote_code)
