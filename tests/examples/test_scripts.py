@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from tiny import CHAT_TEMPLATE, gpt2, llama, tok
@@ -94,7 +95,7 @@ def test_train_magrpo_reads_a_config_file_and_the_command_line_wins(tmp_path, mo
 
 
 def test_a_wrong_number_of_actors_is_named(monkeypatch, models):
-    with pytest.raises(ValueError, match="--agents names 3 models; this example trains two"):
+    with pytest.raises(ValueError, match="--agents names 3 models; this example trains brief and detailed"):
         run_here(monkeypatch, "train_magrpo.py", "--agents", *[models["a"]] * 3)
 
 
@@ -103,7 +104,7 @@ def test_a_refused_option_is_named_with_the_reason(monkeypatch, models):
         run_here(monkeypatch, "train_magrpo.py", "--agents", models["a"], "--use_vllm", "true")
 
 
-@pytest.mark.parametrize("script", ["train_maac.py", "train_magrpo.py"])
+@pytest.mark.parametrize("script", ["train_maac.py", "train_magrpo.py", "multi_turn_feedback.py", "pipeline.py"])
 def test_help_is_grouped_and_leaves_out_what_is_refused(monkeypatch, capsys, script):
     with pytest.raises(SystemExit, match="0"):
         run_here(monkeypatch, script, "--help")
@@ -122,3 +123,54 @@ def test_the_main_job_runs_on_the_embedded_default(tmp_path):
     assert run.returncode == 0, run.stderr[-3000:]
     assert "SmolLM2-135M-Instruct" in run.stdout and "2 x 4" in run.stdout
     assert (tmp_path / "agent_1" / "model.safetensors").stat().st_size > 5e8
+
+
+def test_multi_turn_feedback_shows_the_reward_of_each_turn(tmp_path, models):
+    output = tmp_path / "run"
+    run = launch(
+        "multi_turn_feedback.py",
+        *("--agents", models["a"], models["b"], "--dataset_name", str(write_csv(tmp_path / "prompts.csv"))),
+        *("--prompt_column", "question", "--num_eval_prompts", "3", "--max_steps", "2", "--num_generations", "2"),
+        *("--max_completion_length", "5", "--log_completions", "true", "--output_dir", str(output)),
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "2 for each prompt, 2 turns as a chain" in run.stdout
+    for turn in (1, 2):
+        assert f"length_ratio, turn {turn}" in run.stdout
+    # What the environment said reached both actors, the one with a chat template and the one without
+    table = pd.concat(map(pd.read_parquet, (output / "completions").glob("*.parquet")))
+    second = table[table["turn"] == 2]
+    for actor in ("brief", "detailed"):
+        assert second[f"{actor}/prompt"].astype(str).str.contains("The detailed answer is").all()
+    for index in (0, 1):
+        AutoModelForCausalLM.from_pretrained(output / f"agent_{index}")
+
+
+def test_pipeline_lets_each_actor_hear_those_before_it(tmp_path, models):
+    output = tmp_path / "run"
+    run = launch(
+        "pipeline.py",
+        *("--agents", models["b"], models["a"], models["critic"], "--trainable_agents", "false", "true", "true"),
+        *("--dataset_name", str(write_csv(tmp_path / "prompts.csv")), "--prompt_column", "question"),
+        *("--num_eval_prompts", "3", "--max_steps", "2", "--num_generations", "2", "--max_completion_length", "5"),
+        *("--log_completions", "true", "--output_dir", str(output)),
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert all(role in run.stdout for role in ("planner", "writer", "editor"))
+    table = pd.concat(map(pd.read_parquet, (output / "completions").glob("*.parquet")))
+    for hears, says, label in (("writer", "planner", "Key words: "), ("editor", "writer", "Answer: ")):
+        for prompt, said in zip(table[f"{hears}/prompt"].astype(str), table[f"{says}/completion"], strict=True):
+            assert label + said in prompt
+    assert "planner/advantage" not in table and "writer/advantage" in table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "shown"), [("multi_turn_feedback.py", "turn 2"), ("pipeline.py", "editor")])
+def test_turns_and_pipelines_run_on_the_embedded_default(tmp_path, script, shown):
+    run = launch(
+        *(script, "--max_steps", "1", "--num_eval_prompts", "2", "--num_generations_eval", "1"),
+        *("--output_dir", str(tmp_path)),
+        timeout=850,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "SmolLM2-135M-Instruct" in run.stdout and shown in run.stdout

@@ -47,7 +47,7 @@ def to_tensors(rewards, parents):
     return (
         [
             torch.tensor(turn, dtype=torch.float64).view(len(turn), len(parent))
-            for turn, parent in zip(rewards, parents)
+            for turn, parent in zip(rewards, parents, strict=True)
         ],
         [torch.tensor(turn, dtype=torch.long) for turn in parents],
     )

@@ -24,8 +24,18 @@ from safetensors.torch import load_file
 from tiny import dataset, gpt2, llama, lm, tok, weights_hash
 from transformers import AutoModelForCausalLM, set_seed
 
-from trl_multiagent import MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent import (
+    MAACConfig,
+    MAACTrainer,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    MAReMaxConfig,
+    MAReMaxTrainer,
+    MARLOOConfig,
+    MARLOOTrainer,
+)
 from trl_multiagent.agents.grpo_agent import GRPOAgent
+from trl_multiagent.rollouts.interaction import Interaction
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +46,7 @@ TOLERANCE = 2e-6
 ADAM_EPSILON = 1e-3
 
 # Per-device batches are those of two processes; one process gets the double
-CASES = {
+SINGLE_TURN_CASES = {
     "accumulation": {
         "gradient_accumulation_steps": 2,
         "per_device_train_batch_size": 2,
@@ -51,6 +61,73 @@ CASES = {
     "MAAC": {"critic_type": "q", "num_generations": 4, "beta": 0.1, "num_iterations": 2, "critic_learning_rate": 5e-3},
     "MAAC with missing rewards": {"critic_type": "v", "num_generations": 4, "critic_learning_rate": 5e-3},
     "clipped": {"num_generations": 4, "max_grad_norm": 0.1},
+    "RLOO over both processes": {"num_generations": 8, "max_steps": 2},
+    "cross": {"joint_mode": "cross", "num_generations": 4, "max_steps": 2},
+    "cross over both processes": {"joint_mode": "cross", "num_generations": 8, "max_steps": 2},
+    "cross, sampled": {"joint_mode": "cross", "cross_samples": 2, "num_generations": 4, "max_steps": 2},
+    "sequential, cut unevenly": {
+        "turn_order": "sequential",
+        "num_generations": 4,
+        "per_device_train_batch_size": 6,
+        "max_steps": 2,
+    },
+    "influence": {"influence_steps": 1, "num_generations": 4, "per_device_train_batch_size": 6, "max_steps": 2},
+}
+# The threshold is near the mean reward, so that some go on and some do not
+CHAIN = {
+    "rollout_mode": "chain",
+    "num_turns": 3,
+    "num_generations": 4,
+    "early_termination_threshold": 22.0,
+    "discount": 0.9,
+    "max_steps": 2,
+}
+TREE = {"num_turns": 3, "num_generations": 2, "discount": 0.9, "max_steps": 2}
+SEVERAL_TURN_CASES = {
+    "tree": {**TREE, "per_device_train_batch_size": 2},
+    "tree cut unevenly": {
+        **TREE,
+        "per_device_train_batch_size": 3,
+        "early_termination_threshold": 22.0,
+        "beta": 0.1,
+        "loss_type": "grpo",
+    },
+    "tree, cross": {**TREE, "num_turns": 2, "joint_mode": "cross", "per_device_train_batch_size": 2},
+    "chain that ends unevenly": {**CHAIN, "loss_type": "grpo"},
+    "chain with nothing on one process": {**CHAIN, "shuffle_dataset": False, "beta": 0.1, "max_steps": 3},
+    "chain over both processes": {**CHAIN, "num_generations": 8, "loss_type": "dr_grpo"},
+    "chain, accumulated": {
+        **CHAIN,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 2,
+        "num_iterations": 2,
+        "weight_decay": 0.1,
+        "max_steps": 3,
+    },
+    "sequential chain": {**CHAIN, "turn_order": "sequential"},
+    "chain beside a frozen actor": {**CHAIN, "trainable_agents": [True, False]},
+    "RLOO chain": {**CHAIN, "scale_rewards": "batch"},
+    "ReMax chain": {**CHAIN, "remax_baseline": "greedy"},
+    "role baselines": {
+        **CHAIN,
+        "advantage_groups": "role",
+        "role_baseline_column": "game",
+        "role_baseline_decay": 0.8,
+        "scale_rewards": "none",
+    },
+    "actor groups with missing rewards": {**CHAIN, "advantage_groups": "actor"},
+}
+CASES = {**SINGLE_TURN_CASES, **SEVERAL_TURN_CASES}
+# Tasks that end after their first turn, by `gold`: those of the second process in step 1, of the first in step 2, all
+# in step 3
+ENDING = {"chain with nothing on one process": ["w1", "w2", "w4", "w5"]}
+EVALUATED = ["accumulation", "chain that ends unevenly"]
+FROZEN = {"one frozen": "agent_0", "chain beside a frozen actor": "agent_1"}
+# Cases whose trainer is not MAGRPO
+TRAINERS = {
+    "MAAC": (MAACConfig, MAACTrainer),
+    "RLOO": (MARLOOConfig, MARLOOTrainer),
+    "ReMax": (MAReMaxConfig, MAReMaxTrainer),
 }
 # DeepSpeed clips by one norm over the team, so that case has no match there
 ZERO_CASES = [
@@ -60,6 +137,17 @@ ZERO_CASES = [
     "one frozen",
     "groups over both processes",
     "MAAC",
+    "cross over both processes",
+    "tree",
+    "chain that ends unevenly",
+    "chain with nothing on one process",
+    "chain, accumulated",
+    "sequential chain",
+    "chain beside a frozen actor",
+    "RLOO chain",
+    "ReMax chain",
+    "role baselines",
+    "actor groups with missing rewards",
 ]
 BACKENDS = {"DDP": (0, list(CASES)), "ZeRO-2": (2, ZERO_CASES), "ZeRO-3": (3, ZERO_CASES)}
 RUNS = [(backend, case) for backend, (_, cases) in BACKENDS.items() for case in cases]
@@ -70,51 +158,90 @@ WHOLE_WEIGHTS = pytest.mark.parametrize(("backend", "case"), [run for run in RUN
 
 
 class RecordingReward:
-    """Word numbers of the joint response; keeps what it was called with. With `gaps` some have no reward."""
+    """
+    Word numbers of the joint response; keeps what it was called with. With `gaps` some have no reward. The tasks whose
+    `gold` is in `ending` get more than any threshold.
+    """
 
-    def __init__(self, gaps: bool = False):
+    def __init__(self, gaps: bool = False, ending: list[str] = ()):
         self.calls = []
         self.gaps = gaps
+        self.ending = ending
+        self.trainer = None
 
-    def __call__(self, first, second, batch_items):
+    def __call__(self, first, second, batch_items, turn):
         values = [
             float(sum(int(word[1:]) % 7 for word in f"{a} {b}".split() if word[0] == "w"))
             for a, b in zip(first, second, strict=True)
         ]
         if self.gaps:
             values = [None if value % 3 == 0 else value for value in values]
-        texts = [f"{a} | {b}" for a, b in zip(first, second, strict=True)]
-        self.calls.append({"prompts": [row["prompt"] for row in batch_items], "texts": texts, "values": values})
+        if batch_items[0]["gold"] in self.ending:
+            values = [value + 100 for value in values]
+        call = {"prompts": [row["prompt"] for row in batch_items], "values": values, "turn": turn}
+        call["texts"] = [f"{a} | {b}" for a, b in zip(first, second, strict=True)]
+        call["step"] = self.trainer.state.global_step
+        self.calls.append(call)
         return values
 
 
-def generate_by_row(generate):
-    """Sample every row by itself, with random numbers that belong to the row, on whatever process it is."""
+def pass_on(prompt, agent_completions, num_agents, turn, **history):
+    """The environment: each actor reads the task again, and what the other one said."""
+    assert [len(past) for past in history["response_history_per_agent"]] == [turn] * num_agents
+    first, second = agent_completions
+    return [f"{prompt} w2{turn} {second}", f"{prompt} w2{turn} {first}"]
+
+
+def hear(row, earlier_completions=()):
+    return " ".join([row["prompt"], *earlier_completions])
+
+
+def sample_by_row(patch: pytest.MonkeyPatch) -> None:
+    """
+    Sample every row by itself, with random numbers that belong to the row, on whatever process it is: to the step, the
+    prompt and the place among the samples that share the prompt by design. In a chain no others do after the first
+    turn; two chains that came to the same prompt by chance go on alike.
+    """
+    sample, generate = Interaction._sample, GRPOAgent._generate_single_turn
+
+    def sample_numbered(self, branches, size, limit, settings, fillers):
+        is_first = not any(branch.history.responses[0] for branch in branches)
+        start = self.accelerator.process_index * limit if is_first else 0  # later, no group spans processes
+        group = settings.num_generations if is_first or settings.tree else 1
+        for actor in self.actors:
+            actor.places = [(start + row) % group for row in range(size)]
+        return sample(self, branches, size, limit, settings, fillers)
 
     def generate_rows(self, prompt_ids, *args, **kwargs):
-        group = self.args.num_generations
-        first = self.accelerator.process_index * len(prompt_ids)
+        places, self.places = self.places[: len(prompt_ids)], self.places[len(prompt_ids) :]
         completions = []
-        for row, ids in enumerate(prompt_ids):
-            key = f"{self.model.config.vocab_size} {self.state.global_step} {ids} {(first + row) % group}"
+        for ids, place in zip(prompt_ids, places, strict=True):
+            key = f"{self.model.config.vocab_size} {self.state.global_step} {ids} {place}"
             with torch.random.fork_rng():
                 torch.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big"))
                 completions += generate(self, [ids], *args, **kwargs)[0]
         return completions, None
 
-    return generate_rows
+    patch.setattr(Interaction, "_sample", sample_numbered)
+    patch.setattr(GRPOAgent, "_generate_single_turn", generate_rows)
 
 
 def build(case: str, directory: Path, processes: int, stage: int):
-    changed = {"per_device_train_batch_size": 4, "max_grad_norm": 0.0, **CASES[case]}
+    changed = {
+        "per_device_train_batch_size": 4,
+        "max_grad_norm": 0.0,
+        "max_steps": 3,
+        "influence_steps": 0,  # it measures on other tasks, with calls of its own
+        **CASES[case],
+    }
     changed["per_device_train_batch_size"] *= 2 // processes
-    config_class = MAACConfig if "critic_type" in changed else MAGRPOConfig
+    kind = next((name for name in TRAINERS if name in case), None)
+    config_class, trainer_class = TRAINERS.get(kind, (MAGRPOConfig, MAGRPOTrainer))
     args = config_class(
         output_dir=str(directory / case / "run"),
         max_completion_length=4,
         learning_rate=1e-2,
         adam_epsilon=ADAM_EPSILON,
-        max_steps=3,
         logging_steps=1,
         per_device_eval_batch_size=8,
         report_to=["wandb"] if case == "accumulation" else [],
@@ -130,23 +257,29 @@ def build(case: str, directory: Path, processes: int, stage: int):
     agents = [lm(0), llama(1, vocab=40)]
     if case == "from disk with KL":
         agents = [str(directory / "sources" / "qwen2"), str(directory / "sources" / "llama")]
+    reward = RecordingReward(gaps="missing" in case, ending=ENDING.get(case, []))
     arguments = {
         "agents": agents,
         "tokenizer": [tok(32), tok(40)],
-        "reward_func": RecordingReward(gaps="missing" in case),
+        "reward_func": reward,
         "args": args,
-        "train_dataset": dataset(6),
+        "train_dataset": dataset(6).add_column("game", ["chess", "go", "go", "chess", "go", "go"]),
         "eval_dataset": dataset(3),
     }
+    if args.num_turns > 1:
+        arguments["external_transition"] = pass_on
+    if args.turn_order == "sequential":
+        arguments["formatters"] = hear
     if case == "one frozen":
         agents[0].requires_grad_(False)
     if case == "LoRA beside full":
         lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
         arguments["peft_config"] = [None, lora]
+    if trainer_class is MAACTrainer:
+        arguments |= {"critic_model": gpt2(7, vocab=48), "critic_tokenizer": tok(48)}
     set_seed(5)
-    if config_class is MAACConfig:
-        return MAACTrainer(critic_model=gpt2(7, vocab=48), critic_tokenizer=tok(48), **arguments)
-    return MAGRPOTrainer(**arguments)
+    reward.trainer = trainer_class(**arguments)
+    return reward.trainer
 
 
 def zero(stage: int) -> dict | None:
@@ -213,7 +346,7 @@ def run_case(case: str, directory: Path, processes: int, stage: int) -> dict:
         report["references"] = len(references)
     else:
         report["hashes"] = [weights_hash(module) for _, module in trainer.model.entities()]
-    if case == "accumulation":
+    if case in EVALUATED:
         reward.calls.clear()
         report["evaluation"] = trainer.evaluate()
         report["evaluation_calls"] = list(reward.calls)
@@ -223,7 +356,7 @@ def run_case(case: str, directory: Path, processes: int, stage: int) -> dict:
 
 def main(command: str, directory: str, stage: str) -> None:
     directory, stage = Path(directory), int(stage)
-    GRPOAgent._generate_single_turn = generate_by_row(GRPOAgent._generate_single_turn)
+    sample_by_row(pytest.MonkeyPatch())
     if command == "raise":
         train_with_a_reward_that_raises(directory)
         return
@@ -288,7 +421,7 @@ def one_process(tmp_path_factory, sources):
     directory = tmp_path_factory.mktemp("one")
     (directory / "sources").symlink_to(sources)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GRPOAgent, "_generate_single_turn", generate_by_row(GRPOAgent._generate_single_turn))
+        sample_by_row(patch)
         for name in ("run", "init", "log", "config", "define_metric"):
             patch.setattr(f"wandb.{name}", None)
         reports = {case: run_case(case, directory, 1, 0) for case in CASES}
@@ -351,15 +484,16 @@ def test_one_process_has_learned_something(case, one_process):
     for actor, weights in start.items():
         own = {name.removeprefix(f"{actor}/"): t for name, t in tensors.items() if name.startswith(f"{actor}/")}
         moved = {name for name, weight in weights.items() if (own[name] - weight).abs().max() > 10 * TOLERANCE}
-        if case == "one frozen" and actor == "agent_0":
+        if actor == FROZEN.get(case):
             assert moved == set()
         elif case == "LoRA beside full" and actor == "agent_1":
             assert moved == {name for name in weights if "q_proj" in name or "v_proj" in name}
         else:
             assert moved == set(weights)
-    assert len(reports[case]["logs"]) == 3
-    values = [{value for value in call["values"] if value is not None} for call in reports[case]["calls"]]
-    assert all(len(different) > 1 for different in values)
+    assert len(reports[case]["logs"]) == CASES[case].get("max_steps", 3)
+    calls = reports[case]["calls"]
+    taught = {call["step"] for call in calls if len({value for value in call["values"] if value is not None}) > 1}
+    assert taught == {call["step"] for call in calls}
 
 
 @pytest.mark.distributed
@@ -381,7 +515,8 @@ def test_the_back_end_is_the_one_that_was_asked_for(backend, case, two_processes
         assert report["distinct"]
         if backend == "ZeRO-3":
             assert report["whole"] == 0  # every weight is split up, those of the references too
-            assert report["references"] == {"from disk with KL": 2, "LoRA beside full": 1, "MAAC": 2}.get(case, 0)
+            expected = 0 if "beta" not in CASES[case] else 1 if case == "LoRA beside full" else 2
+            assert report["references"] == expected
 
 
 @pytest.mark.distributed
@@ -391,7 +526,9 @@ def test_logged_numbers_equal_those_of_one_process(backend, case, one_process, t
     apart = {"step_time"}
     if backend != "DDP":  # DeepSpeed has no norm of each entity
         apart |= {name for step in [*logs, *expected] for name in step if name.endswith("grad_norm")}
-    if "gradient_accumulation_steps" in CASES[case]:
+    if case == "influence":  # measured on a task of each process
+        apart |= {f"agent_{i}/reward_variance_share" for i in range(2)}
+    if "gradient_accumulation_steps" in CASES[case] or case in SEVERAL_TURN_CASES:
         # TRL averages these over the tokens of each micro-batch, then over micro-batches, which hold other rows here
         means = ("entropy", "kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
         apart |= {f"agent_{i}/{name}" for i in range(2) for name in means}
@@ -401,20 +538,65 @@ def test_logged_numbers_equal_those_of_one_process(backend, case, one_process, t
         for name in ours.keys() - apart:
             message = f"step {theirs['step']}: {name}"
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), message
+    named = {"reward", "reward_std", "env_step"}
+    if case in SEVERAL_TURN_CASES:
+        named |= {f"turn_{k}/{name}" for k in (1, 2) for name in ("reward_mean", "expected_return")}
+    assert named <= set(logs[0])
+    assert logs[0]["env_step"] < logs[1]["env_step"] or "num_iterations" in CASES[case]
 
 
 @pytest.mark.distributed
-@EVERY_RUN
+@pytest.mark.parametrize(("backend", "case"), [run for run in RUNS if run[1] != "influence"])
 def test_a_reward_function_sees_whole_groups_each_once(backend, case, one_process, two_processes):
     ranks = two_processes(backend)[1][case]
     calls = [call for report in ranks for call in report["calls"]]
+    group = CASES[case]["num_generations"]
     for call in calls:
-        assert len(call["prompts"]) == len(call["texts"]) == CASES[case]["num_generations"]
+        assert len(call["prompts"]) == len(call["texts"])
         assert len(set(call["prompts"])) == 1
+        if case in SINGLE_TURN_CASES and "sampled" not in case:
+            assert len(call["texts"]) == group ** (2 if "cross" in case else 1)
     expected = one_process[1][case]["calls"]
     assert sorted(map(json.dumps, calls)) == sorted(map(json.dumps, expected))
-    if case != "groups over both processes":  # there, a batch is one group
+    if "over both processes" not in case:  # there, a batch is one group
         assert all(report["calls"] for report in ranks)  # the work is shared out
+
+
+def samples_of_turn(report: dict, step: int, turn: int) -> int:
+    """Joint responses that a process had scored; where no group spans processes, they are its own samples."""
+    return sum(len(call["texts"]) for call in report["calls"] if (call["step"], call["turn"]) == (step, turn))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_chains_that_end_early_leave_the_processes_uneven_batches(backend, two_processes):
+    """The comparison of weights is about what it says: batches of another size on each process, and what pads them."""
+    ranks = two_processes(backend)[1]["chain that ends unevenly"]
+    for step in range(2):
+        assert [samples_of_turn(report, step, 1) for report in ranks] == [4, 4]
+    second = [[samples_of_turn(report, step, 2) for report in ranks] for step in range(2)]
+    assert all(0 < count < 4 for counts in second for count in counts)
+    assert any(first != other for first, other in second)
+    third = [[samples_of_turn(report, step, 3) for report in ranks] for step in range(2)]
+    assert any(0 < sum(later) < sum(counts) for later, counts in zip(third, second, strict=True))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_process_without_a_second_turn_still_takes_part_in_it(backend, two_processes):
+    ranks = two_processes(backend)[1]["chain with nothing on one process"]
+    counts = [[samples_of_turn(report, step, 2) for report in ranks] for step in range(3)]
+    assert counts[0][0] > 0 and counts[0][1] == 0
+    assert counts[1][0] == 0 and counts[1][1] > 0
+    assert counts[2] == [0, 0]  # and then nobody has one
+
+
+@pytest.mark.distributed
+def test_the_influence_of_an_actor_is_the_same_on_both_processes(two_processes):
+    first, second = two_processes("DDP")[1]["influence"]
+    for ours, theirs in zip(first["logs"], second["logs"], strict=True):
+        for name in ("agent_0/reward_variance_share", "agent_1/reward_variance_share"):
+            assert 0 < ours[name] == theirs[name]
 
 
 @pytest.mark.distributed
@@ -453,6 +635,21 @@ def test_evaluation_counts_exactly_its_prompts(backend, one_process, two_process
     mean = sum(value for call in calls for value in call["values"]) / 12
     for report in [*ranks, one_process[1]["accumulation"]]:
         assert report["evaluation"]["eval_reward"] == pytest.approx(mean, rel=1e-6)
+
+
+@pytest.mark.distributed
+@EVERY_BACKEND
+def test_evaluating_several_turns_gives_the_rewards_of_one_process(backend, one_process, two_processes):
+    alone = one_process[1]["chain that ends unevenly"]
+    ranks = two_processes(backend)[1]["chain that ends unevenly"]
+    calls = [call for report in ranks for call in report["evaluation_calls"]]
+    assert sorted(map(json.dumps, calls)) == sorted(map(json.dumps, alone["evaluation_calls"]))
+    assert {call["turn"] for call in calls} >= {1, 2}
+    names = ["eval_reward", "eval_reward_std"]
+    names += [f"eval_turn_{k}/{name}" for k in (1, 2) for name in ("reward_mean", "expected_return")]
+    for report in ranks:
+        for name in names:
+            assert report["evaluation"][name] == pytest.approx(alone["evaluation"][name], rel=1e-6), name
 
 
 @pytest.mark.distributed

@@ -147,7 +147,8 @@ class MultiAgentConfig(GRPOConfig):
         default=None,
         metadata={"help": "Names of the actors in metrics, tables and errors. Default: agent_0, agent_1, ..."},
     )
-    trainable_agents: list[bool] | None = field(
+    # On the command line each entry is a word, so that is the declared type
+    trainable_agents: list[str] | None = field(
         default=None,
         metadata={"help": "Which actors learn; a frozen one only samples. Default: those with trainable parameters."},
     )
@@ -277,6 +278,8 @@ class MultiAgentConfig(GRPOConfig):
     def _check_interaction(self) -> None:
         check_choice("turn_order", self.turn_order, ("simultaneous", "sequential"))
         check_choice("rollout_mode", self.rollout_mode, ("tree", "chain"))
+        if self.trainable_agents is not None:
+            self.trainable_agents = [as_bool("trainable_agents", entry) for entry in self.trainable_agents]
         if self.num_turns < 1:
             raise ValueError(f"num_turns={self.num_turns}, expected 1 or more.")
         if not 0 <= self.discount <= 1:
@@ -351,6 +354,15 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise a `ValueError` that names the choices if `value` is none of them."""
     if value not in choices:
         raise ValueError(f"{name}={value!r}, expected one of {', '.join(map(repr, choices))}.")
+
+
+def as_bool(name: str, value: bool | str) -> bool:
+    """A truth value, or its word on the command line."""
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    known = value if isinstance(value, bool) else words.get(str(value).lower())
+    if known is None:
+        raise ValueError(f"{name} has the entry {value!r}, expected true or false.")
+    return known
 
 
 def _default(config: type, name: str) -> Any:

@@ -1,0 +1,112 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""Checkpoints at the ends of epochs: where they are, what they say of themselves, and how a run goes on from one."""
+
+import json
+
+import pytest
+import torch
+from tiny import dataset, lm, logged, team_args, tok, weights_hash, word_reward
+
+from trl_multiagent import MAGRPOConfig, MAGRPOTrainer, read_checkpoint_metadata
+from trl_multiagent.rollouts.sampling import JointSampler
+
+
+def build(tmp_path, epochs, external_transition=None, **changed):
+    changed = {"max_steps": -1, "num_train_epochs": epochs, "lr_scheduler_type": "constant", **changed}
+    return MAGRPOTrainer(
+        agents=[lm(0), lm(1)],
+        tokenizer=tok(),
+        reward_func=word_reward,
+        external_transition=external_transition,
+        train_dataset=dataset(6),  # three generation batches of two prompts
+        args=team_args(MAGRPOConfig, tmp_path / "run", **changed),
+    )
+
+
+def saved(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_checkpoint_for_each_epoch(tmp_path):
+    build(tmp_path, 2).train(checkpoint_dir=tmp_path / "saved")
+    assert saved(tmp_path / "saved") == ["checkpoint-1", "checkpoint-2"]
+    assert saved(tmp_path / "saved" / "checkpoint-1") >= ["agent_0", "agent_1"]
+
+
+def test_every_second_epoch_and_the_end(tmp_path):
+    build(tmp_path, 3).train(checkpoint_dir=tmp_path / "saved", checkpoint_interval=2)
+    assert saved(tmp_path / "saved") == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_the_end_within_an_epoch_is_saved_under_the_number_of_that_epoch(tmp_path):
+    build(tmp_path, 1, max_steps=4).train(checkpoint_dir=tmp_path / "saved")
+    assert saved(tmp_path / "saved") == ["checkpoint-1", "checkpoint-2"]
+    state = json.loads((tmp_path / "saved" / "checkpoint-2" / "trainer_state.json").read_text())
+    assert state["global_step"] == 4
+
+
+def test_without_a_directory_nothing_is_saved(tmp_path):
+    build(tmp_path, 1).train()
+    assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+def test_a_later_training_without_a_directory_saves_nothing(tmp_path):
+    trainer = build(tmp_path, 1)
+    trainer.train(checkpoint_dir=tmp_path / "saved")
+    (tmp_path / "saved").rename(tmp_path / "moved")
+    trainer.train()
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("interval", [0, -1])
+def test_an_interval_below_one_is_an_error(tmp_path, interval):
+    with pytest.raises(ValueError, match=f"checkpoint_interval={interval}, expected 1 or more"):
+        build(tmp_path, 1).train(checkpoint_dir=tmp_path / "saved", checkpoint_interval=interval)
+
+
+@pytest.mark.parametrize("changed", [{}, {"num_turns": 2, "rollout_mode": "chain"}], ids=["one turn", "two turns"])
+def test_a_run_goes_on_from_an_epoch_as_if_it_had_never_stopped(tmp_path, changed):
+    """B02, B06: the same prompts, the same samples, the same counters, to the bit."""
+
+    def transition(prompt, agent_completions, num_agents, **history):
+        return [f"{prompt} {said}" for said in agent_completions]
+
+    def make(epochs, name):
+        return build(tmp_path / name, epochs, transition if changed else None, **changed)
+
+    whole = make(3, "whole")
+    whole.train()
+    make(1, "first").train(checkpoint_dir=tmp_path / "saved")
+    second = make(3, "second")
+    second.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"), checkpoint_dir=tmp_path / "saved")
+    assert saved(tmp_path / "saved") == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert [weights_hash(agent) for agent in second.agents] == [weights_hash(agent) for agent in whole.agents]
+    for name in ("reward", "num_tokens", "env_step", "loss"):
+        assert logged(second, name) == logged(whole, name)
+
+
+def test_metadata_is_read_without_a_trainer(tmp_path):
+    trainer = build(tmp_path, 1)
+    trainer.train(checkpoint_dir=tmp_path / "saved")
+    assert trainer.env_step == 12
+    assert read_checkpoint_metadata(tmp_path / "saved" / "checkpoint-1") == {"wandb": None, "env_step": 12}
+
+
+def test_a_directory_that_is_no_checkpoint_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is no checkpoint of a team: it has no team_state.json"):
+        read_checkpoint_metadata(tmp_path)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_sampler_knows_the_order_of_every_epoch(shuffle):
+    def sampler():
+        return JointSampler(range(5), num_generations=1, num_prompts=5, shuffle=shuffle, seed=7)
+
+    epochs = sampler()
+    orders = [list(epochs) for _ in range(3)]
+    for epoch, order in enumerate(orders):
+        later = sampler()
+        later.set_epoch(epoch)
+        assert list(later) == order
+    assert (orders[0] != orders[1]) == shuffle
+    assert torch.equal(torch.tensor(sorted(orders[2])), torch.arange(5))
