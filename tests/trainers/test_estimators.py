@@ -513,6 +513,23 @@ class TestGreedyBaseline:
         assert advantages == [[-6.0, -4.0, -2.0, 4.0, -6.0, -4.0, -2.0, 4.0]] * 2
         assert trainer.env_step == 8 + 2
 
+    def test_with_combinations_it_is_compared_with_the_mean_over_the_teammates(self, build, monkeypatch):
+        reward = Counted(lambda i, j: 10 * i + j)
+        trainer = build("MAReMax", reward, remax_baseline="greedy", num_generations=2, joint_mode="cross")
+        first = answers(trainer, 0, saying(1, 2), *saying(3))
+        second = answers(trainer, 1, saying(4, 8), *saying(5))
+        stub_rollouts(monkeypatch, trainer, [first, second])
+        (advantages,) = trained(trainer)
+        # Means 16 and 26, then 19 and 23, minus 35
+        assert advantages == [[-19.0, -9.0], [-16.0, -12.0]]
+        assert reward.asked[-1] == (3, 5) and trainer.env_step == len(reward.asked) == 5
+
+    def test_an_evaluation_takes_no_greedy_response(self, build_greedy):
+        reward = Counted(lambda i, j: i)
+        trainer = build_greedy(reward, eval_dataset=dataset(1))
+        assert trainer.evaluate()["eval_reward"] == 3.0
+        assert reward.asked == [(1, 0), (2, 0), (3, 0), (6, 0)] and trainer.env_step == 0
+
     def test_it_takes_the_most_probable_tokens_of_a_real_model(self, tmp_path):
         asked = []
 

@@ -374,7 +374,9 @@ class TestCredit:
 
     def test_a_turn_without_any_reward_leaves_no_number_in_the_weights(self, build, monkeypatch):
         """B24: all of turn 2 is missing, so nothing is learned, and no log has a NaN."""
-        trainer = build(lambda first, second, turn: [1.0 if turn == 1 else None] * len(first), repeat_task, num_turns=2)
+        trainer = build(
+            lambda first, second, turn: [1.0 if turn == 1 else None] * len(first), repeat_task, num_turns=2
+        )
         stub_rollouts(monkeypatch, trainer, [Script(1), Script(2)])
         before = [parameters(agent) for agent in trainer.agents]
         trainer.train()
@@ -569,6 +571,16 @@ def log_probabilities(model, prompt, completion):
     return torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(completion)[:, None]).squeeze(1)
 
 
+def mean_entropy(model, rows):
+    """The mean over all tokens of the completions; `rows` are ids of the prompt and of the completion."""
+    entropies = []
+    for prompt, completion in rows:
+        logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        logps = torch.log_softmax(logits, dim=-1)
+        entropies.append(-(logps.exp() * logps).sum(-1))
+    return torch.cat(entropies).mean()
+
+
 def assert_close(got, expected, rtol=1e-4):
     assert (got - expected).abs().max() <= rtol * expected.abs().max()
     assert expected.abs().max() > 0
@@ -740,15 +752,44 @@ class TestLosses:
             policy = plain_gradient(lm(index), script_rows(trainer, index, batches[0]), loss_type)
             model = lm(index)
             for part in parts[index]:
-                entropies = []
-                for prompt, completion in part:
-                    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-                    logps = torch.log_softmax(logits, dim=-1)
-                    entropies.append(-(logps.exp() * logps).sum(-1))
-                (torch.cat(entropies).mean() / len(parts[index])).backward()
+                (mean_entropy(model, part) / len(parts[index])).backward()
             bonus = gradient(model)
             assert_close(recorder.steps[0][f"agent_{index}"], policy - 0.3 * bonus)
             assert_close(recorder.steps[0][f"agent_{index}"] - policy, -0.3 * bonus, rtol=1e-2)
+
+    @pytest.mark.parametrize("entropy_coef", [0.0, 0.3])
+    @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+    def test_the_loss_of_an_evaluation_is_that_of_all_its_rows(self, loss_type, entropy_coef, build, monkeypatch):
+        """Two turns are two micro-batches of one evaluation step; nothing accumulates."""
+        trainer = build(
+            shared,
+            World(),
+            num_turns=2,
+            advantage_mode="raw",
+            scale_rewards="none",
+            loss_type=loss_type,
+            entropy_coef=entropy_coef,
+            learning_rate=0.0,
+            kwargs={"eval_dataset": dataset(2)},
+        )
+        trainer.train()
+        scripts = [Script(3, lengths=(1, 6)), Script(4, lengths=(1, 6))]
+        stub_rollouts(monkeypatch, trainer, scripts)
+        batches = record_batches(trainer)
+        loss = trainer.evaluate()["eval_loss"]
+        expected = 0.0
+        for index, script in enumerate(scripts):
+            advantages = batches[0][f"agent_{index}/advantages"].tolist()
+            lengths = [len(ids) for ids in script.said]
+            assert len(lengths) == 8 and any(advantages)
+            # At a ratio of 1 each token's loss is the advantage, with the sign turned
+            weights = [1.0] * 8 if loss_type == "grpo" else lengths
+            expected -= sum(a * w for a, w in zip(advantages, weights, strict=True)) / sum(weights)
+            rows = list(zip(script.asked, script.said, strict=True))
+            with torch.no_grad():
+                entropies = [mean_entropy(lm(index), part).item() for part in (rows[:4], rows[4:])]
+            expected -= entropy_coef * statistics.mean(entropies)
+        assert loss == pytest.approx(expected, rel=1e-4)
 
 
 # Logs

@@ -77,9 +77,17 @@ class InfluenceMonitor:
         self._sums = dict.fromkeys(self.watched, (0.0, 0.0))
         self._warned: set[int] = set()
 
+    def is_due(self, crossed: bool) -> bool:
+        """Whether this training batch is to be measured; ask once for each. Crossed, it costs nothing."""
+        unknown = any(not self._acts[agent] and agent not in self._warned for agent in self.watched)
+        settling = unknown and self._batches < SETTLING_BATCHES
+        due = self.every > 0 and (settling or self._batches % self.every == 0)
+        self._batches += 1
+        return bool(self.watched) and (due or crossed)
+
     def measure(self, batch: JointBatch, crossed: bool) -> dict[int, float]:
         """
-        Measure on a training batch, if it is time to. Call it on every process.
+        Measure on a training batch. Call it on every process.
 
         Args:
             batch ([`JointBatch`]):
@@ -91,12 +99,6 @@ class InfluenceMonitor:
             `dict`: each measured actor's share; 0 for one without any influence, 1 for one that decides alone. Shares
             sum to more than 1 where actors act together.
         """
-        unknown = any(not self._acts[agent] and agent not in self._warned for agent in self.watched)
-        settling = unknown and self._batches < SETTLING_BATCHES
-        due = self.every > 0 and (settling or self._batches % self.every == 0)
-        self._batches += 1
-        if not self.watched or not (due or crossed):
-            return {}
         turn, returns = batch.turns[0], batch.returns[0]
         shares = {}
         for agent in self.watched:

@@ -37,6 +37,7 @@ class MAACConfig(MultiAgentConfig):
         "scale_rewards": _CRITIC_BASELINE,
         "multi_objective_aggregation": _CRITIC_BASELINE,
         "num_turns": "a critic over several turns is not offered yet",
+        "turn_order": "a later actor's prompt holds what an earlier one said, so its value is no baseline for that",
     }
 
     critic_type: str = field(

@@ -112,7 +112,8 @@ class MultiAgentConfig(GRPOConfig):
         influence_steps (`int`, *optional*, defaults to `50`):
             Every how many generation batches each actor's share of the reward's variance is measured, besides the
             first few: one more reward call for each actor, in which its answers to one task are exchanged. An actor
-            whose reward does not depend on it is named in a warning. Offered for single, simultaneous turns. 0: never.
+            whose reward does not depend on it is named in a warning. Offered for single turns. 0: never; with crossed
+            joint responses it needs no calls and is always measured.
         reference_kl_enabled (`bool`, *optional*):
             Whether the loss has a KL term to the frozen start of each actor: another word for `beta != 0`.
         reference_kl_coef (`float`, *optional*):

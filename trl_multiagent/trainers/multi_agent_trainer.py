@@ -458,6 +458,8 @@ class MultiAgentTrainer(Trainer):
         if mode != "train":
             return
         self.env_step += batch.num_joint_responses
+        if not self._influence.is_due(settings.cross):
+            return
         with own_random_state(self.args.seed):  # a reward function may draw
             shares = self._influence.measure(batch, settings.cross)
         for index, share in shares.items():
