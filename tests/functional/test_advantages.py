@@ -428,11 +428,11 @@ class TestCrossedCredit:
             joints = [tuple(joint) for joint in pairs.members.tolist()]
             assert len(joints) == len(set(joints)) <= min(num_agents * 3 * num_tuples, 3**num_agents)
 
-    def test_the_mean_of_a_sample_is_over_its_rewards_that_are_there(self):
-        # Columns [1, 3], [nan, 4] (one reward, no baseline) and [5, 1]
+    def test_the_mean_of_a_sample_is_over_the_columns_that_have_a_baseline(self):
+        # Columns [1, 3], [nan, 4] (one reward, nothing to compare with) and [5, 1]
         returns = torch.tensor([[[1.0, NAN, 5.0], [3.0, 4.0, 1.0]]])
-        # First: (-1 + 2) / 2. Second: (1 + 0 - 2) / 3
-        assert group_advantages(returns, "mean")[0].tolist() == pytest.approx([0.5, -1 / 3])
+        # First: (-1 + 2) / 2. Second: (1 - 2) / 2
+        assert group_advantages(returns, "mean")[0].tolist() == pytest.approx([0.5, -0.5])
 
     def test_a_sample_without_any_reward_gets_zero(self):
         returns = torch.tensor([[[NAN, NAN], [1.0, 2.0], [3.0, 6.0]]])

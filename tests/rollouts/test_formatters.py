@@ -120,11 +120,8 @@ class TestEarlierCompletions:
         assert actor.next_prompt({"prompt": "x"}, "reply", ["one"]) == "reply"
 
     def test_the_first_actor_gets_an_empty_list(self):
-        seen = []
-        ActorFormatter(
-            "a", lambda row, earlier_completions=None: seen.append(earlier_completions) or "p"
-        ).first_prompt({}, [])
-        assert seen == [[]]
+        actor = ActorFormatter("a", lambda row, earlier_completions=None: str(earlier_completions))
+        assert actor.first_prompt({}, []) == "[]"
 
     def test_in_simultaneous_turns_its_own_default_holds(self):
         actor = ActorFormatter("a", lambda row, earlier_completions="nothing": earlier_completions)
@@ -137,7 +134,7 @@ class TestEarlierCompletions:
 
 
 class TestNextPrompt:
-    """After the first turn the row's `prompt` is what the environment said, and the dataset's own is kept beside it."""
+    """After the first turn the row's `prompt` is what the environment said; the dataset's own is kept beside it."""
 
     def test_the_rows_prompt_is_replaced_and_its_own_is_kept(self):
         rows = []

@@ -1,5 +1,5 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
-"""Joint rollouts over turns, and their scores, with actors that number their answers or repeat what they were asked."""
+"""Joint rollouts over turns, and their scores, with actors that number their answers or repeat their prompts."""
 
 import threading
 from collections import defaultdict
@@ -43,7 +43,7 @@ class Echo(Actor):
 
 
 class Counter(Actor):
-    """Answers A0, A1, A2, ... and begins again with each call where `again`."""
+    """Answers A0, A1, A2, ... over all calls."""
 
     count = -1
 
@@ -353,7 +353,7 @@ class TestEarlyTermination:
     def test_in_a_tree_the_mean_of_a_context_decides(self):
         # x: mean 2, not above it, though one of its answers is; y: mean 2.5
         reward = by_text({"A0": 1.0, "A1": 3.0, "A2": 0.0, "A3": 5.0, "A6": 9.0, "A4": 2.0, "A5": 1.0})
-        first, second, third = roll_out(
+        _, second, third = roll_out(
             [Counter("A"), Counter("B")],
             rows_of("x", "y"),
             reward=reward,
@@ -390,7 +390,7 @@ class TestEarlyTermination:
 
     def test_with_rewards_for_each_actor_their_mean_decides(self):
         def reward(first, second):
-            return [[9.0, 0.0], [0.0, 4.0]]  # means 4.5 and 2
+            return [[9.0, 0.0], [0.0, 4.0]] if len(first) > 1 else [0.0]  # means 4.5 and 2
 
         _, second = roll_out(
             [Counter("A"), Counter("B")],
@@ -601,7 +601,7 @@ class TestExternalPrompts:
         def formatter(row, external_prompts=None):
             return f"{row['gold']} {external_prompts}"
 
-        assert self.prompts([formatter, None or (lambda row: row["prompt"])])[0] == ["X after A0", "X after A1"]
+        assert self.prompts([formatter, lambda row: row["prompt"]])[0] == ["X after A0", "X after A1"]
 
     def test_without_formatters_it_is_the_prompt(self):
         assert self.prompts(None) == [["after A0", "after A1"], ["after B0", "after B1"]]
@@ -891,47 +891,45 @@ class TestProcesses:
         assert [actor.sizes for actor in first] == [actor.sizes for actor in second]
         assert [actor.kept[1] for actor in first] == [0, 0]
 
-    def test_a_group_that_spans_processes_is_scored_whole_in_one_of_them(self, monkeypatch):
-        calls = []
-
-        def reward(first, batch_items):
-            calls.append((sorted(first), [row["gold"] for row in batch_items]))
-            return [float(len(calls))] * len(first)
-
+    def spanning(self, monkeypatch, rows, generations):
+        """Two processes with half of the rows each: what the reward function and the formatters saw, and the turns."""
+        rewarded, formatted = [], {0: [], 1: []}
         processes = Processes(2)
         monkeypatch.setattr(interaction, "gather_object", processes.gather_object)
-        rows = rows_of("x", "y", generations=3)
+
+        def reward(first, second, batch_items):
+            rewarded.append((first, second, [row["gold"] for row in batch_items]))
+            return [float(ord(row["gold"])) for row in batch_items]
 
         def run(accelerator):
             rank = accelerator.process_index
-            own = rows[4 * rank :][:3] if rank else rows[:3]
-            own = rows[3 * rank : 3 * rank + 3]
-            return roll_out([Counter(f"{'AB'[rank]}")], own, reward=reward, accelerator=accelerator, generations=6)
+            half = len(rows) // 2
+            actors = [Counter(f"A{rank}-"), Counter(f"B{rank}-")]
+            return roll_out(
+                actors,
+                rows[rank * half :][:half],
+                [lambda row: formatted[rank].append(row["prompt"]) or row["prompt"], lambda row: row["prompt"]],
+                reward=reward,
+                accelerator=accelerator,
+                generations=generations,
+            )
 
-        # one group of six over two processes of three
-        turns = processes.run(run)
-        assert calls == [(["A0", "A1", "A2", "B0", "B1", "B2"], ["X"] * 3 + ["Y"] * 3)]
-        assert all((turn.rewards == 1.0).all() and turn.rewards.shape == (1, 6, 1) for (turn,) in turns)
+        turns = [turns[0] for turns in processes.run(run)]
+        return sorted(rewarded, key=lambda call: call[2]), formatted, turns
 
-    def test_a_process_that_starts_within_a_group_asks_where_the_next_begins(self, monkeypatch):
-        calls = defaultdict(list)
-        processes = Processes(2)
-        monkeypatch.setattr(interaction, "gather_object", processes.gather_object)
-        rows = rows_of("x", "y", "z", "w", generations=2)
-        rows = rows_of("x", "y", generations=3)
+    def test_a_group_that_spans_them_is_scored_whole_in_one(self, monkeypatch):
+        rewarded, _, turns = self.spanning(monkeypatch, rows_of("x", generations=4), 4)
+        assert rewarded == [(["A0-0", "A0-1", "A1-0", "A1-1"], ["B0-0", "B0-1", "B1-0", "B1-1"], ["X"] * 4)]
+        assert all(turn.rewards[:, :, 0].tolist() == [[88.0] * 4] * 2 for turn in turns)
 
-        def run(accelerator):
-            rank = accelerator.process_index
-
-            def formatter(row):
-                calls[rank].append(row["prompt"])
-                return row["prompt"]
-
-            # samples 0 and 1 of the first group here, its last and a second group of three there would be uneven:
-            # two groups of three over two processes of three, moved by nothing, meet at their border
-            own = rows[3 * rank : 3 * rank + 3]
-            return roll_out([Counter("A")], own, formatter, accelerator=accelerator, generations=2)
-
-        processes.run(run)
-        # groups of two: the second spans the processes, so the second process asks for its last sample first
-        assert calls == {0: ["x", "x"], 1: ["y", "y"]}
+    def test_one_that_starts_within_a_group_sees_where_the_next_begins(self, monkeypatch):
+        rewarded, formatted, turns = self.spanning(monkeypatch, rows_of("x", "y", "z"), 2)
+        assert formatted == {0: ["x", "y"], 1: ["y", "z"]}
+        assert rewarded == [
+            (["A0-0", "A0-1"], ["B0-0", "B0-1"], ["X", "X"]),
+            (["A0-2", "A1-0"], ["B0-2", "B1-0"], ["Y", "Y"]),
+            (["A1-1", "A1-2"], ["B1-1", "B1-2"], ["Z", "Z"]),
+        ]
+        for turn in turns:
+            assert turn.tasks == [0, 0, 1, 1, 2, 2] and turn.counts == [3, 3]
+            assert turn.rewards[0, :, 0].tolist() == [88.0, 88.0, 89.0, 89.0, 90.0, 90.0]

@@ -2,6 +2,7 @@
 """Which samples form joint responses, and which joint responses a sample is credited with."""
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -125,8 +126,6 @@ class TestSampledTuples:
         assert columns["1/2"] != columns["1/3"]
 
     def test_a_draw_leaves_the_global_random_state_alone(self):
-        import random
-
         random.seed(5)
         expected = random.random()
         random.seed(5)
@@ -142,7 +141,7 @@ class TestSampledTuples:
         assert len(set(met)) > 6
 
     def test_every_tuple_is_drawn_equally_often(self):
-        """Otherwise the mean over the drawn ones would be biased: 2 of 9 tuples, so each in two ninths of the draws."""
+        """Else the mean over the drawn ones would be biased. Here 2 of 9 tuples: each in two ninths of the draws."""
         count = dict.fromkeys(itertools.product(range(3), repeat=2), 0)
         for seed in range(900):
             for teammates in teammates_of(crossed([[0, 1, 2]], 3, 2, str(seed)), 1, 0):

@@ -96,14 +96,11 @@ class TestKeywords:
 
     @pytest.mark.parametrize("name", ["batch_item", "turn"])
     def test_the_row_and_the_turn_come_to_a_function_that_names_them(self, name):
-        seen = []
         functions = {
-            "batch_item": lambda prompt, agent_completions, num_agents, batch_item: seen.append(batch_item) or "pq",
-            "turn": lambda prompt, agent_completions, num_agents, *, turn=None, **rest: seen.append(turn) or "pq",
+            "batch_item": lambda prompt, agent_completions, num_agents, batch_item: [batch_item["gold"], "q"],
+            "turn": lambda prompt, agent_completions, num_agents, *, turn=None, **rest: [f"after {turn}", "q"],
         }
-        with pytest.raises(ValueError):  # a text is no list of prompts
-            call(functions[name], turn=3)
-        assert seen == [{"batch_item": ROW, "turn": 3}[name]]
+        assert call(functions[name], turn=3) == [[{"batch_item": "X", "turn": "after 3"}[name], "q"]]
 
     def test_what_the_function_does_to_its_arguments_stays_its_own(self):
         row, past = dict(ROW), history("a")

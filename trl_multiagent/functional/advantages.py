@@ -95,7 +95,10 @@ def group_advantages(returns: torch.Tensor, mode: AdvantageMode) -> torch.Tensor
     else:
         raise ValueError(f"advantage_mode={mode!r}, expected 'raw', 'mean', 'rloo' or 'max'.")
     if mode != "raw":
-        advantages = advantages.masked_fill(~has_spread(returns).unsqueeze(1) & ~returns.isnan(), 0.0)
+        known = ~returns.isnan()
+        alone = known & (known.sum(dim=1, keepdim=True) < 2)  # nothing to compare with: no advantage, rather than 0
+        advantages = advantages.masked_fill(~has_spread(returns).unsqueeze(1) & known, 0.0)
+        advantages = advantages.masked_fill(alone, torch.nan)
     if returns.dim() == 3:
         advantages = advantages.nanmean(dim=-1)
     return advantages.nan_to_num(nan=0.0)
@@ -152,7 +155,7 @@ def trajectory_advantages(returns: torch.Tensor, weights: torch.Tensor, scale: b
     total = weights.sum(dim=1, keepdim=True)
     mean = (returns.nan_to_num(nan=0.0) * weights).sum(dim=1, keepdim=True) / total
     advantages = returns - mean
-    taught = has_spread(returns).unsqueeze(1) & (total > 1)
+    taught = has_spread(returns).unsqueeze(1) & (total > 1.5)  # a sum of shares is a whole number but for rounding
     if scale:
         variance = (advantages.nan_to_num(nan=0.0) ** 2 * weights).sum(dim=1, keepdim=True) / (total - 1)
         advantages = advantages / (variance.clamp(min=0.0).sqrt() + STD_EPS)

@@ -30,6 +30,8 @@ def discounted_returns(
     if len(rewards) != len(parents):
         raise ValueError(f"`rewards` has {len(rewards)} turns, `parents` {len(parents)}; expected the same number.")
     returns = [turn.clone() for turn in rewards]
+    if not discount:
+        return returns
     for turn in range(len(rewards) - 1, 0, -1):
         later, parent = returns[turn], parents[turn]
         if parent.shape != later.shape[1:]:

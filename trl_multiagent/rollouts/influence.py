@@ -11,6 +11,7 @@ there already; otherwise a reward function is asked again.
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -76,6 +77,23 @@ class InfluenceMonitor:
         # Running sums of effect and variance
         self._sums = dict.fromkeys(self.watched, (0.0, 0.0))
         self._warned: set[int] = set()
+
+    def state(self) -> dict[str, Any]:
+        """What was measured so far, as JSON."""
+        return {
+            "batches": self._batches,
+            "reward_varies": self._reward_varies,
+            "warned": sorted(self._warned),
+            "actors": [
+                [agent, self._exchanges[agent], self._acts[agent], *self._sums[agent]] for agent in self.watched
+            ],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._batches, self._reward_varies = state["batches"], state["reward_varies"]
+        self._warned = set(state["warned"])
+        for agent, exchanges, acts, effect, variance in state["actors"]:
+            self._exchanges[agent], self._acts[agent], self._sums[agent] = exchanges, acts, (effect, variance)
 
     def is_due(self, crossed: bool) -> bool:
         """Whether this training batch is to be measured; ask once for each. Crossed, it costs nothing."""

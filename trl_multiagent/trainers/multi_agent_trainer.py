@@ -718,6 +718,7 @@ class MultiAgentTrainer(Trainer):
         return {
             "wandb": wandb_identity() if "wandb" in self.args.report_to else None,
             "env_step": self.env_step,
+            "influence": self._influence.state(),
             "entropy_control": [agent.entropy_control() for agent in self.agent_trainers]
             if self.args.use_adaptive_entropy
             else None,
@@ -725,6 +726,7 @@ class MultiAgentTrainer(Trainer):
 
     def _load_team_state(self, state: dict[str, Any]) -> None:
         self.env_step = state["env_step"]
+        self._influence.load(state["influence"])
         if self.args.use_adaptive_entropy:
             for agent, control in zip(self.agent_trainers, state["entropy_control"], strict=True):
                 agent.load_entropy_control(control)

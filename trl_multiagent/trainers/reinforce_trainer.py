@@ -98,7 +98,8 @@ class ReinforceTrainer(MultiAgentTrainer):
         roots = [torch.arange(len(batch.turns[0].tasks))]
         for turn in batch.turns[1:]:
             roots.append(roots[-1][turn.parents])
-        sizes = torch.bincount(torch.cat(roots))
+        known = ~torch.cat(samples).isnan().cpu()  # a trajectory's weight is shared by the returns that are there
+        sizes = torch.bincount(torch.cat(roots)[known], minlength=len(roots[0])).clamp(min=1)
         table = group_table([task for turn in batch.turns for task in turn.tasks])
         returns = to_groups(torch.cat(samples), table)
         weights = to_groups(1 / sizes[torch.cat(roots)].to(returns), table).nan_to_num(nan=0.0)
