@@ -15,6 +15,7 @@ from trl.trainer import grpo_trainer
 
 from trl_multiagent import _compat
 from trl_multiagent._compat import TRL_CONTRACT, reference_is_a_copy_of
+from trl_multiagent.agents.grpo_agent import GRPOAgent
 
 
 def resolve(path: str):
@@ -223,6 +224,64 @@ def test_the_loss_takes_advantages_of_a_row_and_of_a_token(trained):
     assert loss_of(by_token) != loss_of(by_row)  # every token's own counts
 
 
+def test_groups_of_one_have_no_advantage_and_a_share_without_spread(tmp_path, monkeypatch):
+    """So a batch without groups can be scored: its advantages come later."""
+    trainer = stock(tmp_path)
+    score = GRPOTrainer._generate_and_score_completions
+
+    def without_groups(self, inputs):
+        self.num_generations = 1
+        try:
+            return score(self, inputs)
+        finally:
+            self.num_generations = 2
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", without_groups)
+    trainer.train()
+    assert trainer.scored[0][1]["advantages"].tolist() == [0.0] * 4
+    assert [entry["frac_reward_zero_std"] for entry in trainer.state.log_history[:1]] == [1.0]
+
+
+LOSS_TYPES = ("grpo", "sapo", "dr_grpo", "luspo", "bnpo", "cispo", "dapo", "vespo")
+
+
+class TestHowALossIsScaled:
+    """What `GRPOAgent.loss` undoes: how rows that are padding, and smaller micro-batches, change each kind of loss."""
+
+    @pytest.fixture
+    def loss_of(self, trained, monkeypatch):
+        def loss_of(loss_type, inputs, accumulation=1, steps=1):
+            monkeypatch.setattr(trained, "loss_type", loss_type)
+            monkeypatch.setattr(trained, "current_gradient_accumulation_steps", accumulation)
+            monkeypatch.setattr(trained.args, "steps_per_generation", steps)
+            trained.model.train()
+            return trained._compute_loss(trained.model, inputs).item()
+
+        return loss_of
+
+    @staticmethod
+    def tensors(trained):
+        scored = dict(trained.scored[0][1])
+        scored["advantages"] = torch.tensor([1.0, -0.5, 2.0, 0.25])
+        return scored
+
+    @pytest.mark.parametrize("loss_type", LOSS_TYPES)
+    def test_by_rows_that_are_masked(self, trained, loss_of, loss_type):
+        scored = self.tensors(trained)
+        padded = {k: torch.cat([v, v]) if getattr(v, "ndim", 0) else v for k, v in scored.items()}
+        padded["completion_mask"] = padded["completion_mask"].clone()
+        padded["completion_mask"][4:] = 0
+        padded["advantages"][4:] = 0.0
+        kept = 0.5 if loss_type in GRPOAgent.ROW_MEANS else 1.0
+        assert loss_of(loss_type, padded) == pytest.approx(kept * loss_of(loss_type, scored), rel=1e-5)
+
+    @pytest.mark.parametrize("loss_type", LOSS_TYPES)
+    def test_by_finer_accumulation(self, trained, loss_of, loss_type):
+        scored = self.tensors(trained)
+        kept = 1.0 if loss_type in GRPOAgent.TOKEN_TOTALS else 0.5
+        assert loss_of(loss_type, scored, 2, 2) == pytest.approx(kept * loss_of(loss_type, scored), rel=1e-5)
+
+
 def test_the_loss_runs_on_the_bare_model_and_reaches_its_parameters(trained):
     _, scored = trained.scored[0]
     trained.model.zero_grad()
@@ -240,10 +299,9 @@ def test_the_trainer_keeps_what_the_team_reads_and_sets(trained):
     assert trained.beta == 0.1 and trained.ref_model is not None
     assert trained._entropy_bonus_enabled is False and trained.aux_loss_enabled is False
     assert all(isinstance(values, list) for values in trained._metrics["train"].values())
-    assert list(trained._logs["completion"]) == trained.generated[0][1][3]
-    assert list(trained._logs["prompt"]) == trained.generated[0][0]
-    assert list(trained._logs["advantages"]) == trained.scored[0][1]["advantages"].tolist()
-    assert list(trained._logs["rewards"]["words"]) == trained.reward_calls[0][-1][:, 0].tolist()
+    assert trained.num_generations == trained.num_generations_eval == 2
+    assert trained.generation_config.do_sample is True and trained.entropy_coef == 0.0
+    assert trained.loss_type == trained.args.loss_type
     assert trained.state.num_input_tokens_seen > 0
 
 

@@ -64,6 +64,9 @@ class TestFirstPrompt:
         ActorFormatter("a", lambda *args, **kwargs: seen.append((args, kwargs)) or "p").first_prompt({"prompt": "x"})
         assert seen == [(({"prompt": "x"},), {})]
 
+    def test_a_built_in_without_a_signature_is_taken(self):
+        assert ActorFormatter("a", str).first_prompt({"prompt": "x"}, ["said"]) == "{'prompt': 'x'}"
+
     def test_what_a_formatter_does_to_its_row_stays_its_own(self):
         row = {"prompt": "x", "gold": "X"}
         assert ActorFormatter("a", lambda row: row.pop("prompt")).first_prompt(row) == "x"

@@ -933,3 +933,30 @@ class TestProcesses:
         for turn in turns:
             assert turn.tasks == [0, 0, 1, 1, 2, 2] and turn.counts == [3, 3]
             assert turn.rewards[0, :, 0].tolist() == [88.0, 88.0, 89.0, 89.0, 90.0, 90.0]
+
+    @pytest.mark.parametrize("tree", [True, False])
+    def test_turns_that_follow_such_a_group_are_those_of_one_process(self, monkeypatch, tree):
+        rows = rows_of("x", "y", "z")
+
+        def reward(first, batch_items, turn):
+            return [9.0 if (row["gold"], turn) in (("X", 1), ("Z", 2)) else float(turn) for row in batch_items]
+
+        def run(accelerator, own):
+            return roll_out(
+                [Echo("A")],
+                own,
+                reward=reward,
+                accelerator=accelerator,
+                num_turns=3,
+                tree=tree,
+                early_termination_threshold=5.0,
+            )
+
+        one = run(None, rows)
+        processes = Processes(2)
+        monkeypatch.setattr(interaction, "gather_object", processes.gather_object)
+        for turns in processes.run(lambda a: run(a, rows[3 * a.process_index :][:3])):
+            assert [structure(turn) for turn in turns] == [structure(turn) for turn in one]
+            assert all(torch.equal(turn.rewards, expected.rewards) for turn, expected in zip(turns, one, strict=True))
+        width = 2 if tree else 1
+        assert [len(turn.tasks) for turn in one] == [6, 4 * width, 2 * width * width]

@@ -72,3 +72,16 @@ def test_epochs_differ_and_the_seed_fixes_them():
 
 def test_without_shuffling_the_datasets_order_is_kept():
     assert epochs(JointSampler(range(4), 1, 2, shuffle=False), 2) == [[0, 1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("epoch", [0, 1, 3])
+def test_a_run_that_goes_on_at_an_epoch_takes_that_epochs_order(epoch, shuffle):
+    def sampler():
+        return JointSampler(range(7), 2, 3, shuffle=shuffle, seed=5)
+
+    whole, later = epochs(sampler(), 5), sampler()
+    later.set_epoch(epoch)
+    assert epochs(later, 5 - epoch) == whole[epoch:]
+    later.set_epoch(1)  # also after it was gone through
+    assert list(later) == whole[1]

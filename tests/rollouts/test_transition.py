@@ -266,6 +266,10 @@ class TestConstruction:
         with pytest.raises(ValueError, match=r"'step\(observation\)'"):
             Transition(step, NAMES)
 
+    def test_a_built_in_without_a_signature_is_called_with_what_every_function_gets(self):
+        with pytest.raises(ValueError, match="returned dict .*prompt.*agent_completions.*num_agents"):
+            call(dict)
+
     @pytest.mark.parametrize(
         "function",
         [

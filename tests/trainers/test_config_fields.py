@@ -1,5 +1,5 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
-"""Every option that the configs inherit: who honours it, or the reason why it is refused."""
+"""Every option of the configs, inherited or their own: who honours it, or the reason why it is refused."""
 
 import dataclasses
 import math
@@ -11,7 +11,19 @@ from tiny import dataset, lm, logged, parameters, record_batches, team_args, tok
 from transformers import HfArgumentParser
 from trl import GRPOConfig
 
-from trl_multiagent import MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer, MultiAgentConfig
+from trl_multiagent import (
+    MAACConfig,
+    MAACTrainer,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    MAREINFORCEConfig,
+    MAREINFORCETrainer,
+    MAReMaxConfig,
+    MAReMaxTrainer,
+    MARLOOConfig,
+    MARLOOTrainer,
+    MultiAgentConfig,
+)
 from trl_multiagent.agents import loading
 from trl_multiagent.trainers.multi_agent_config import REFUSED_OPTIONS
 
@@ -161,7 +173,7 @@ HONOURED_BY = {
     "importance_sampling_level": ACTORS,
     "reward_weights": TEAM,
     "multi_objective_aggregation": ACTORS,
-    "scale_rewards": ACTORS,
+    "scale_rewards": TEAM,
     "loss_type": ACTORS,
     "mask_truncated_completions": ACTORS,
     "sync_ref_model": TEAM,
@@ -179,7 +191,44 @@ HONOURED_BY = {
 }
 
 INHERITED = {field.name: field for field in dataclasses.fields(GRPOConfig)}
-CONFIGS = [MAGRPOConfig, MAACConfig]
+CRITIC_FREE = [MAGRPOConfig, MAREINFORCEConfig, MARLOOConfig, MAReMaxConfig]
+CONFIGS = [*CRITIC_FREE, MAACConfig]
+
+# The configs' own options, each with the test here that shows what it does; another word is one of TwoWords
+OWN_OPTIONS = {
+    "num_agents": "TestOwnOptions.test_num_agents",
+    "agent_learning_rate": "TestTwoWordsForOneThing",
+    "max_new_tokens": "TestTwoWordsForOneThing",
+    "reference_kl_enabled": "TestTwoWordsForOneThing",
+    "reference_kl_coef": "TestTwoWordsForOneThing",
+    "agent_names": "TestOwnOptions.test_agent_names",
+    "trainable_agents": "TestOwnOptions.test_trainable_agents",
+    "num_turns": "TestOwnOptions.test_num_turns",
+    "turn_order": "TestOwnOptions.test_turn_order",
+    "rollout_mode": "TestOwnOptions.test_rollout_mode",
+    "discount": "TestOwnOptions.test_discount",
+    "early_termination_threshold": "TestOwnOptions.test_early_termination_threshold",
+    "external_prompt_passthrough": "TestOwnOptions.test_external_prompt_passthrough",
+    "influence_steps": "TestOwnOptions.test_influence_steps",
+    "batched_rewards": "TestOwnOptions.test_batched_rewards",
+    "advantage_mode": "TestOwnOptions.test_advantage_mode",
+    "advantage_groups": "TestOwnOptions.test_advantage_groups",
+    "role_baseline_decay": "TestOwnOptions.test_role_baseline_decay",
+    "role_baseline_column": "TestOwnOptions.test_role_baseline_column",
+    "joint_mode": "TestOwnOptions.test_joint_mode",
+    "cross_samples": "TestOwnOptions.test_cross_samples",
+    "remax_baseline": "TestOwnOptions.test_remax_baseline",
+}
+# The critic's own options are tested with the values that they change, in the tests of critics and values
+CRITIC_OPTIONS = {
+    "critic_type",
+    "critic_learning_rate",
+    "value_loss_coef",
+    "value_clip_range",
+    "advantage_normalization",
+    "critic_max_length",
+    "critic_value_head_hidden_dim",
+}
 
 
 def default_of(field):
@@ -221,6 +270,29 @@ class TestEveryInheritedOption:
             MAACConfig(output_dir=str(tmp_path), use_cpu=True, **{name: value})
         MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, **{name: value})
 
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("num_turns", 2),
+            ("turn_order", "sequential"),
+            ("rollout_mode", "chain"),
+            ("discount", 0.5),
+            ("early_termination_threshold", 1.0),
+            ("external_prompt_passthrough", True),
+        ],
+    )
+    def test_a_critic_refuses_what_it_has_no_turns_for(self, tmp_path, name, value):
+        with pytest.raises(ValueError, match=f"{name}={value!r} is not supported by MAACConfig"):
+            MAACConfig(output_dir=str(tmp_path), use_cpu=True, **{name: value})
+
+    @pytest.mark.parametrize("config_class", [*CONFIGS, MultiAgentConfig])
+    def test_every_own_one_has_a_test_here(self, config_class):
+        own = {field.name for field in dataclasses.fields(config_class)} - set(INHERITED) - CRITIC_OPTIONS
+        assert own <= set(OWN_OPTIONS)
+        for name in own:
+            group, _, test = OWN_OPTIONS[name].partition(".")
+            assert hasattr(globals()[group], test or "__init__"), name
+
     @pytest.mark.parametrize("config_class", CONFIGS)
     def test_defaults_may_be_spelled_out(self, tmp_path, config_class):
         values = {name: default_of(INHERITED[name]) for name in REFUSED_OPTIONS if name in INHERITED}
@@ -241,6 +313,20 @@ class TestEveryInheritedOption:
         words = ["--output_dir", str(tmp_path), "--use_cpu", "--agent_learning_rate", "3e-5", "--num_generations", "3"]
         (config,) = HfArgumentParser(config_class).parse_args_into_dataclasses(words)
         assert config.learning_rate == 3e-5 and config.num_generations == 3
+
+    def test_a_command_line_gives_the_options_of_turns_and_credit(self, tmp_path):
+        words = "--num_turns 2 --rollout_mode chain --discount 0.9 --advantage_groups role --scale_rewards none"
+        words += " --agent_names planner coder --trainable_agents True false"
+        command = ["--output_dir", str(tmp_path), "--use_cpu", *words.split()]
+        (config,) = HfArgumentParser(MAGRPOConfig).parse_args_into_dataclasses(command)
+        assert (config.num_turns, config.rollout_mode, config.discount) == (2, "chain", 0.9)
+        assert config.agent_names == ["planner", "coder"] and config.trainable_agents == [True, False]
+        assert config.advantage_groups == "role"
+
+    @pytest.mark.parametrize("entry", ["maybe", 2, None])
+    def test_an_entry_of_trainable_agents_that_is_no_truth_value_is_an_error(self, tmp_path, entry):
+        with pytest.raises(ValueError, match=f"trainable_agents.*{entry!r}"):
+            MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, trainable_agents=[True, entry])
 
 
 WORDS = [
@@ -355,7 +441,23 @@ class TestGroupSizes:
         trainer.evaluate()
         assert seen == [(generations, f"w{i}") for i in range(4)]
 
-    @pytest.mark.parametrize("config_class", CONFIGS)
+    @pytest.mark.parametrize(
+        ("config_class", "options"),
+        [
+            (MAREINFORCEConfig, {}),
+            (MAGRPOConfig, {"advantage_mode": "raw", "scale_rewards": "none"}),
+            (MAGRPOConfig, {"advantage_groups": "role", "scale_rewards": "none"}),
+            (MAReMaxConfig, {"remax_baseline": "greedy"}),
+        ],
+        ids=["reinforce", "raw", "role", "greedy"],
+    )
+    def test_a_group_of_one_is_enough_where_the_baseline_needs_no_other(self, tmp_path, config_class, options):
+        config = config_class(output_dir=str(tmp_path), use_cpu=True, num_generations=1, **options)
+        assert config.num_generations == 1 and config.per_device_train_batch_size == 8
+        with pytest.raises(ValueError, match="num_generations=0"):
+            config_class(output_dir=str(tmp_path), use_cpu=True, num_generations=0, **options)
+
+    @pytest.mark.parametrize("config_class", [config for config in CONFIGS if config is not MAREINFORCEConfig])
     @pytest.mark.parametrize("generations", [1, 0, -2])
     def test_a_group_that_is_none_is_an_error_that_names_the_option(self, tmp_path, config_class, generations):
         with pytest.raises(ValueError, match=f"num_generations={generations}"):
@@ -438,6 +540,7 @@ class TestOptionsOfTheTeam:
             shuffle_dataset=shuffle,
             max_steps=-1,
             num_train_epochs=1,
+            influence_steps=0,
         )
         trainer.train()
         assert (seen == [f"w{i}" for i in range(8)]) is not shuffle and len(set(seen)) == 8
@@ -474,7 +577,7 @@ class TestOptionsOfTheTeam:
             sizes.append(len(first))
             return [0.0] * len(first)
 
-        trainer = build({"reward_func": reward, "eval_dataset": dataset(2)}, num_generations_eval=1)
+        trainer = build({"reward_func": reward, "eval_dataset": dataset(2)}, num_generations_eval=1, influence_steps=0)
         trainer.train()
         trainer.evaluate()
         assert sizes == [2, 2, 1, 1]
@@ -581,7 +684,493 @@ class TestOptionsOfTheActors:
         assert all(kwargs.get("tokenizer") is not None for kwargs in seen)
 
 
-@pytest.mark.parametrize("config_class", [*CONFIGS, MultiAgentConfig])
-def test_num_turns_other_than_one_is_an_error(tmp_path, config_class):
-    with pytest.raises(ValueError, match="num_turns=2"):
-        config_class(output_dir=str(tmp_path), use_cpu=True, num_turns=2)
+def refused(tmp_path, config_class, options, *parts):
+    """The options are refused in words that name all of `parts`."""
+    with pytest.raises(ValueError) as caught:
+        config_class(output_dir=str(tmp_path), use_cpu=True, **options)
+    message = str(caught.value)
+    assert all(part in message for part in parts), message
+
+
+class TestWhatDoesNotFit:
+    """Options that contradict each other, or that could have no effect, are errors that name their values."""
+
+    @pytest.mark.parametrize("config_class", CRITIC_FREE)
+    @pytest.mark.parametrize(
+        ("name", "choices"),
+        [
+            ("turn_order", ("simultaneous", "sequential")),
+            ("rollout_mode", ("tree", "chain")),
+            ("advantage_mode", ("raw", "mean", "rloo", "max")),
+            ("advantage_groups", ("turn", "actor", "role")),
+            ("joint_mode", ("aligned", "cross")),
+        ],
+    )
+    def test_another_word_than_the_choices(self, tmp_path, config_class, name, choices):
+        refused(tmp_path, config_class, {name: "other"}, f"{name}='other'", *map(repr, choices))
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("num_turns", 0),
+            ("num_turns", -1),
+            ("discount", -0.1),
+            ("discount", 1.1),
+            ("discount", math.nan),
+            ("influence_steps", -1),
+        ],
+    )
+    @pytest.mark.parametrize("config_class", [MultiAgentConfig, MAGRPOConfig, MAREINFORCEConfig])
+    def test_a_number_out_of_its_range(self, tmp_path, config_class, name, value):
+        refused(tmp_path, config_class, {name: value}, f"{name}={value}", "expected")
+
+    @pytest.mark.parametrize(("name", "value"), [("discount", 0), ("discount", 1), ("influence_steps", 0)])
+    def test_the_ends_of_a_range_belong_to_it(self, tmp_path, name, value):
+        assert getattr(MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, **{name: value}), name) == value
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ["coder", "coder"],
+            ["coder", ""],
+            ["a/b", "coder"],
+            ["critic", "coder"],
+            ["critic_0", "coder"],
+            ["turn_1", "coder"],
+            ["eval", "coder"],
+            ["train_er", "coder"],
+            ["rewards", "coder"],
+        ],
+        ids=lambda names: names[0] if names[0] != "coder" else f"coder_{names[1]}",
+    )
+    def test_names_that_would_hide_a_metric(self, tmp_path, names):
+        refused(tmp_path, MAGRPOConfig, {"agent_names": names}, "agent_names", str(names))
+
+    @pytest.mark.parametrize("names", [["critical", "turner"], ["planner", "Planner"], ["reward", "trainer"]])
+    def test_names_that_only_begin_like_one_are_fine(self, tmp_path, names):
+        assert MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, agent_names=names).agent_names == names
+
+    def test_sequential_turns_whose_prompts_are_passed_through(self, tmp_path):
+        options = {"turn_order": "sequential", "external_prompt_passthrough": True}
+        parts = "turn_order='sequential'", "external_prompt_passthrough=True"
+        refused(tmp_path, MAGRPOConfig, {**options, "num_turns": 2}, *parts)
+        MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, **options)  # in one turn a formatter runs
+
+    @pytest.mark.parametrize("config_class", [MultiAgentConfig, MAGRPOConfig])
+    def test_several_turns_with_functions_that_are_normalised_one_by_one(self, tmp_path, config_class):
+        options = {"num_turns": 2, "multi_objective_aggregation": "normalize_then_sum"}
+        refused(tmp_path, config_class, options, "multi_objective_aggregation='normalize_then_sum'", "num_turns=2")
+
+    @pytest.mark.parametrize(
+        ("config_class", "options", "parts"),
+        [
+            (MAREINFORCEConfig, {"scale_rewards": "group"}, ["'group'", "advantage_mode='raw'"]),
+            (MAREINFORCEConfig, {"scale_rewards": "batch"}, ["'batch'", "advantage_mode='raw'"]),
+            (MAREINFORCEConfig, {"scale_rewards": True}, ["'group'", "advantage_mode='raw'"]),
+            (MAGRPOConfig, {"advantage_mode": "raw"}, ["'group'", "advantage_mode='raw'"]),
+            (MAGRPOConfig, {"advantage_groups": "role"}, ["'group'", "advantage_groups='role'"]),
+            (MARLOOConfig, {"advantage_groups": "role", "scale_rewards": "batch"}, ["'batch'", "='role'"]),
+            (MAReMaxConfig, {"remax_baseline": "greedy", "scale_rewards": "group"}, ["'group'"]),
+        ],
+    )
+    def test_a_deviation_of_a_group_that_is_no_baseline(self, tmp_path, config_class, options, parts):
+        refused(tmp_path, config_class, options, "scale_rewards=", "scale_rewards='none'", *parts)
+
+    @pytest.mark.parametrize("scale", ["none", False])
+    def test_without_scaling_it_is_fine(self, tmp_path, scale):
+        for options in ({"advantage_mode": "raw"}, {"advantage_groups": "role"}):
+            MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, scale_rewards=scale, **options)
+
+    @pytest.mark.parametrize(
+        ("config_class", "options", "got"),
+        [
+            (MARLOOConfig, {}, "'rloo'"),
+            (MAREINFORCEConfig, {}, "'raw'"),
+            (MAReMaxConfig, {}, "'max'"),
+            (MAGRPOConfig, {"advantage_groups": "actor"}, "'actor'"),
+            (MAGRPOConfig, {"joint_mode": "cross"}, "'cross'"),
+        ],
+    )
+    def test_functions_that_are_normalised_one_by_one_with_another_estimator(
+        self, tmp_path, config_class, options, got
+    ):
+        options = {"multi_objective_aggregation": "normalize_then_sum", **options}
+        refused(tmp_path, config_class, options, "multi_objective_aggregation='normalize_then_sum'", got)
+
+    @pytest.mark.parametrize(
+        ("config_class", "options", "got"),
+        [
+            (MARLOOConfig, {}, "'rloo'"),
+            (MAReMaxConfig, {}, "'max'"),
+            (MAREINFORCEConfig, {}, "'raw'"),
+            (MAGRPOConfig, {"scale_rewards": "batch"}, "'batch'"),
+        ],
+    )
+    def test_an_actors_own_groups_with_another_estimator(self, tmp_path, config_class, options, got):
+        refused(tmp_path, config_class, {"advantage_groups": "actor", **options}, "advantage_groups='actor'", got)
+
+    @pytest.mark.parametrize("decay", [1.0, 1.5, -0.1, math.nan])
+    def test_a_decay_that_forgets_nothing_new(self, tmp_path, decay):
+        refused(tmp_path, MAGRPOConfig, {"role_baseline_decay": decay}, f"role_baseline_decay={decay}")
+
+    @pytest.mark.parametrize("groups", ["turn", "actor"])
+    def test_a_column_of_games_without_role_baselines(self, tmp_path, groups):
+        options = {"role_baseline_column": "gold", "advantage_groups": groups}
+        refused(tmp_path, MAGRPOConfig, options, "role_baseline_column='gold'", "advantage_groups='role'")
+
+    @pytest.mark.parametrize(
+        "options", [{"cross_samples": 0, "joint_mode": "cross"}, {"cross_samples": -1}, {"cross_samples": 2}]
+    )
+    def test_a_number_of_tuples_that_is_none_or_is_not_read(self, tmp_path, options):
+        joint_mode = options.get("joint_mode", "aligned")
+        value = options["cross_samples"]
+        refused(tmp_path, MAGRPOConfig, options, f"cross_samples={value}", f"joint_mode={joint_mode!r}")
+
+    @pytest.mark.parametrize(
+        ("options", "parts"),
+        [
+            ({"turn_order": "sequential"}, ["turn_order='sequential'"]),
+            ({"advantage_groups": "actor"}, ["advantage_groups='turn'", "'actor'"]),
+            ({"advantage_groups": "role", "scale_rewards": "none"}, ["advantage_groups='turn'", "'role'"]),
+            ({"num_turns": 2, "rollout_mode": "chain"}, ["rollout_mode='chain'"]),
+        ],
+        ids=["sequential", "actor", "role", "chain"],
+    )
+    def test_crossing_where_samples_do_not_belong_together(self, tmp_path, options, parts):
+        refused(tmp_path, MAGRPOConfig, {"joint_mode": "cross", **options}, "joint_mode='cross'", *parts)
+
+    @pytest.mark.parametrize(
+        ("config_class", "options"),
+        [(MAGRPOConfig, {"joint_mode": "cross", "num_turns": 2}), (MAReMaxConfig, {"remax_baseline": "greedy"})],
+        ids=["cross", "greedy"],
+    )
+    def test_groups_that_span_processes_where_each_needs_whole_ones(
+        self, tmp_path, monkeypatch, config_class, options
+    ):
+        monkeypatch.setattr(config_class, "world_size", 2)
+        sizes = {"num_generations": 4, "per_device_train_batch_size": 2}
+        name, value = next(iter(options.items()))
+        refused(
+            tmp_path, config_class, {**options, **sizes}, f"{name}={value!r}", "2 joint samples", "num_generations=4"
+        )
+        config_class(output_dir=str(tmp_path), use_cpu=True, **sizes)
+        config_class(output_dir=str(tmp_path), use_cpu=True, **{**options, **sizes, "num_generations": 2})
+
+    def test_a_chain_of_one_turn_may_be_crossed(self, tmp_path):
+        MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, joint_mode="cross", rollout_mode="chain")
+
+    def test_another_word_for_the_baseline_of_remax(self, tmp_path):
+        refused(tmp_path, MAReMaxConfig, {"remax_baseline": "mean"}, "remax_baseline='mean'", "'max'", "'greedy'")
+
+    @pytest.mark.parametrize(
+        ("options", "got"),
+        [
+            ({"advantage_mode": "mean"}, "'mean'"),
+            ({"advantage_mode": "raw"}, "'raw'"),
+            ({"advantage_groups": "role"}, "'role'"),
+            ({"advantage_groups": "actor", "advantage_mode": "mean"}, "'actor'"),
+        ],
+    )
+    def test_a_greedy_baseline_beside_another(self, tmp_path, options, got):
+        refused(tmp_path, MAReMaxConfig, {"remax_baseline": "greedy", **options}, "remax_baseline='greedy'", got)
+
+
+TRAINERS = {
+    MAGRPOConfig: MAGRPOTrainer,
+    MAREINFORCEConfig: MAREINFORCETrainer,
+    MARLOOConfig: MARLOOTrainer,
+    MAReMaxConfig: MAReMaxTrainer,
+}
+
+
+def repeat(prompt, agent_completions, num_agents):
+    """An environment that asks the same again."""
+    return [prompt] * num_agents
+
+
+def by_turn(*values):
+    """A reward that depends on the turn alone."""
+
+    def turn_reward(first, second, turn):
+        return [values[turn - 1]] * len(first)
+
+    return turn_reward
+
+
+class TestOwnOptions:
+    """Each option of the configs' own by what it does, in a generation batch of two prompts with two samples each."""
+
+    @pytest.fixture
+    def build(self, tmp_path):
+        def build(config_class=MAGRPOConfig, kwargs=None, **options):
+            kwargs = {"agents": [lm(0), lm(1)], "train_dataset": dataset(2), **(kwargs or {})}
+            kwargs = {"tokenizer": tok(), "reward_func": word_reward, **kwargs}
+            if options.get("num_turns", 1) > 1:
+                kwargs.setdefault("external_transition", repeat)
+            args = team_args(config_class, tmp_path / "out", shuffle_dataset=False, **options)
+            return TRAINERS[config_class](args=args, **kwargs)
+
+        return build
+
+    @staticmethod
+    def advantages(trainer):
+        batches = record_batches(trainer)
+        trainer.train()
+        return batches[0]["agent_0/advantages"].tolist()
+
+    @staticmethod
+    def one_prompt(values, **options):
+        """One prompt with these rewards."""
+        kwargs = {"train_dataset": dataset(1), "reward_func": lambda first, second: list(values)}
+        size = len(values)
+        return {"kwargs": kwargs, "num_generations": size, "per_device_train_batch_size": size, **options}
+
+    def test_num_agents(self, build):
+        trainer = build(kwargs={"agents": None, "agent_model": lm(0)}, num_agents=2)
+        assert len(trainer.agents) == 2
+
+    def test_agent_names(self, build, tmp_path):
+        trainer = build(agent_names=["planner", "coder"], log_completions=True)
+        trainer.train()
+        entry = trainer.state.log_history[0]
+        assert {"planner/grad_norm", "coder/completions/mean_length"} <= set(entry)
+        assert not any(name.startswith("agent_") for name in entry)
+        frame = pd.read_parquet(next((tmp_path / "out" / "completions").glob("*.parquet")))
+        assert {"planner/prompt", "coder/completion"} <= set(frame.columns)
+        trainer.save_model()
+        assert (tmp_path / "out" / "agent_1" / "config.json").is_file()
+        with pytest.raises(ValueError, match="coder: .*NoneType"):
+            build(kwargs={"formatters": [lambda row: "w1", lambda row: None]}, agent_names=["planner", "coder"])
+
+    @pytest.mark.parametrize("names", [["planner"], ["a", "b", "c"]])
+    def test_agent_names_of_another_number(self, build, names):
+        with pytest.raises(ValueError, match=f"agent_names.* {len(names)} entries.*expected 2"):
+            build(agent_names=names)
+
+    def test_trainable_agents(self, build):
+        trainer = build(trainable_agents=[False, True])
+        before = [parameters(actor) for actor in trainer.agents]
+        trainer.train()
+        moved = [not torch.equal(parameters(a), old) for a, old in zip(trainer.agents, before, strict=True)]
+        assert moved == [False, True]
+
+    @pytest.mark.parametrize("trainable", [[True], [True] * 3, [False, False]])
+    def test_trainable_agents_that_do_not_fit(self, build, trainable):
+        with pytest.raises(ValueError, match="trainable"):
+            build(trainable_agents=trainable)
+
+    def test_num_turns(self, build):
+        seen = []
+
+        def reward(first, second, turn):
+            seen.append(turn)
+            return word_reward(first, second)
+
+        trainer = build(kwargs={"reward_func": reward}, num_turns=3)
+        trainer.train()
+        assert sorted(set(seen)) == [1, 2, 3]
+        assert logged(trainer, "turn_3/reward_mean") and not logged(trainer, "turn_4/reward_mean")
+
+    def test_num_turns_without_an_environment(self, build):
+        with pytest.raises(ValueError, match="num_turns=2 needs `external_transition=`"):
+            build(kwargs={"external_transition": None}, num_turns=2)
+
+    def test_turn_order(self, build):
+        heard = []
+
+        def hearing(row, earlier_completions=None):
+            heard.append(earlier_completions)
+            return row["prompt"]
+
+        trainer = build(kwargs={"formatters": hearing}, turn_order="sequential")
+        heard.clear()  # what was tried at construction
+        trainer.train()
+        assert [len(texts) for texts in heard] == [0, 0, 1, 1, 1, 1]
+        trainer = build(kwargs={"formatters": hearing})
+        heard.clear()
+        trainer.train()
+        assert heard == [None] * 4
+
+    def test_turn_order_sequential_where_nobody_hears(self, build):
+        for formatters in (None, [lambda row, earlier_completions=None: "w1", lambda row: "w1"]):
+            with pytest.raises(ValueError, match="turn_order='sequential'.*earlier_completions"):
+                build(kwargs={"formatters": formatters}, turn_order="sequential")
+
+    @pytest.mark.parametrize(("mode", "env_steps"), [("tree", 4 + 8 + 16), ("chain", 4 + 4 + 4)])
+    def test_rollout_mode(self, build, mode, env_steps):
+        trainer = build(num_turns=3, rollout_mode=mode)
+        trainer.train()
+        assert logged(trainer, "env_step")[0] == env_steps
+
+    @pytest.mark.parametrize(("discount", "expected"), [(1.0, 1 + 4 + 16), (0.5, 1 + 2 + 4), (0.0, 1)])
+    def test_discount(self, build, discount, expected):
+        trainer = build(kwargs={"reward_func": by_turn(1.0, 4.0, 16.0)}, num_turns=3, discount=discount)
+        trainer.train()
+        assert logged(trainer, "turn_1/expected_return") == [expected]
+        assert logged(trainer, "turn_2/expected_return") == [4 + discount * 16]
+        assert [logged(trainer, f"turn_{k}/reward_mean") for k in (1, 2, 3)] == [[1.0], [4.0], [16.0]]
+
+    @pytest.mark.parametrize(("threshold", "env_steps"), [(None, 12), (3.0, 12), (2.9, 8), (1.0, 8), (0.9, 4)])
+    def test_early_termination_threshold(self, build, threshold, env_steps):
+        trainer = build(
+            kwargs={"reward_func": by_turn(1.0, 3.0, 0.0)},
+            num_turns=3,
+            rollout_mode="chain",
+            early_termination_threshold=threshold,
+        )
+        trainer.train()
+        assert logged(trainer, "env_step")[0] == env_steps
+
+    @pytest.mark.parametrize("passthrough", [True, False])
+    def test_external_prompt_passthrough(self, build, passthrough, tmp_path):
+        trainer = build(
+            kwargs={
+                "formatters": lambda row: f"{row['prompt']} w9",
+                "external_transition": lambda prompt, agent_completions, num_agents: ["w5", "w6"],
+            },
+            num_turns=2,
+            external_prompt_passthrough=passthrough,
+            log_completions=True,
+        )
+        trainer.train()
+        frame = pd.read_parquet(next((tmp_path / "out" / "completions").glob("*.parquet")))
+        second = frame[frame["turn"] == 2]
+        assert set(second["agent_0/prompt"]) == {"w5" if passthrough else "w5 w9"}
+        assert set(second["agent_1/prompt"]) == {"w6" if passthrough else "w6 w9"}
+        assert all(frame[frame["turn"] == 1]["agent_0/prompt"].str.endswith(" w9"))
+
+    @pytest.mark.parametrize(("steps", "measured"), [(0, 0), (50, 1), (3, 2), (1, 4)])
+    def test_influence_steps(self, build, steps, measured):
+        """Both actors are seen to act in the first batch, so that only every k-th one is measured."""
+        calls = []
+
+        def reward(first, second):
+            calls.append(1)
+            return word_reward(first, second)
+
+        trainer = build(kwargs={"reward_func": reward}, influence_steps=steps, max_steps=4)
+        trainer.train()
+        assert len(calls) == 4 * 2 + measured * 2  # one for each prompt, and one for each actor
+        for name in ("agent_0", "agent_1"):
+            shares = logged(trainer, f"{name}/reward_variance_share")
+            assert len(shares) == measured and all(share > 0 for share in shares)
+
+    @pytest.mark.parametrize("batched", [True, False])
+    def test_batched_rewards(self, build, batched):
+        sizes = []
+
+        def reward(first, second):
+            sizes.append(len(first))
+            return [0.0] * len(first)
+
+        build(kwargs={"reward_func": reward}, batched_rewards=batched, influence_steps=0).train()
+        assert sizes == ([4] if batched else [2, 2])
+
+    @pytest.mark.parametrize(
+        ("mode", "expected"),
+        [
+            ("raw", [1, 2, 3, 6]),
+            ("mean", [-2, -1, 0, 3]),
+            ("rloo", [-8 / 3, -4 / 3, 0, 4]),
+            ("max", [-5, -4, -3, 0]),
+        ],
+    )
+    def test_advantage_mode(self, build, mode, expected):
+        options = self.one_prompt([1.0, 2.0, 3.0, 6.0], scale_rewards="none")
+        own = {"raw": MAREINFORCEConfig, "mean": MAGRPOConfig, "rloo": MARLOOConfig, "max": MAReMaxConfig}[mode]
+        assert own.advantage_mode == mode
+        for config_class in CRITIC_FREE:
+            result = self.advantages(build(config_class, advantage_mode=mode, **options))
+            assert result == pytest.approx(expected, abs=1e-5)
+        assert self.advantages(build(own, **options)) == pytest.approx(expected, abs=1e-5)
+
+    @pytest.mark.parametrize(
+        ("groups", "expected"),
+        [
+            # 1 and 3, then 4 and 4 in both contexts of the second turn: returns 5, 7; 4, 4, 4, 4
+            ("turn", [-1, 1, 0, 0, 0, 0]),
+            # against 1/3 of each of 5, 4, 4 and of 7, 4, 4, each trajectory once: the mean is 14/3
+            ("actor", [1 / 3, 7 / 3, -2 / 3, -2 / 3, -2 / 3, -2 / 3]),
+            # in order, with the decay 0.5: 5 - 0, 7 - 2.5; in the second turn 4 - 0, 4 - 2, 4 - 3, 4 - 3.5
+            ("role", [5, 4.5, 4, 2, 1, 0.5]),
+        ],
+    )
+    def test_advantage_groups(self, build, groups, expected):
+        def reward(first, second, turn):
+            return [1.0, 3.0] if turn == 1 else [4.0] * len(first)
+
+        trainer = build(
+            kwargs={"train_dataset": dataset(1), "reward_func": reward},
+            per_device_train_batch_size=2,
+            num_turns=2,
+            advantage_groups=groups,
+            role_baseline_decay=0.5,
+            scale_rewards="none",
+        )
+        assert self.advantages(trainer) == pytest.approx(expected, abs=1e-5)
+
+    def test_role_baseline_decay(self, build):
+        options = self.one_prompt([1.0, 2.0], scale_rewards="none", advantage_groups="role")
+        assert self.advantages(build(role_baseline_decay=0.0, **options)) == [1.0, 1.0]
+        assert self.advantages(build(role_baseline_decay=0.75, **options)) == [1.0, 1.75]
+        assert self.advantages(build(**options)) == pytest.approx([1.0, 1.95])
+
+    def test_role_baseline_column(self, build):
+        options = dict(
+            kwargs={"reward_func": lambda first, second: [1.0, 1.0]},
+            scale_rewards="none",
+            advantage_groups="role",
+            role_baseline_decay=0.5,
+        )
+        assert self.advantages(build(**options)) == [1.0, 0.5, 0.25, 0.125]
+        assert self.advantages(build(role_baseline_column="gold", **options)) == [1.0, 0.5, 1.0, 0.5]
+
+    def test_role_baseline_column_that_the_dataset_lacks(self, build):
+        trainer = build(scale_rewards="none", advantage_groups="role", role_baseline_column="game")
+        with pytest.raises(ValueError, match="role_baseline_column='game'.*'gold'"):
+            trainer.train()
+
+    def test_joint_mode(self, build):
+        trainer = build(joint_mode="cross")
+        trainer.train()
+        assert logged(trainer, "env_step")[0] == 2 * 2**2
+
+    def test_cross_samples(self, build):
+        options = dict(kwargs={"train_dataset": dataset(1)}, num_generations=4)
+        env_steps = {}
+        for count in (None, 4, 1):
+            trainer = build(joint_mode="cross", cross_samples=count, **options)
+            trainer.train()
+            env_steps[count] = logged(trainer, "env_step")[0]
+        assert env_steps[None] == env_steps[4] == 16
+        assert env_steps[1] == 4 + 4 - 1  # one row and one column of the table, which meet in one place
+
+    def test_remax_baseline(self, build, monkeypatch):
+        calls = []
+
+        def reward(first, second):
+            calls.append(len(first))
+            return [2.5] if len(first) == 1 else [1.0, 4.0]
+
+        trainer = build(MAReMaxConfig, kwargs={"reward_func": reward}, remax_baseline="greedy", influence_steps=0)
+        assert self.advantages(trainer) == [-1.5, 1.5, -1.5, 1.5]
+        assert calls == [2, 2, 1, 1] and logged(trainer, "env_step")[0] == 6
+        calls.clear()
+        trainer = build(MAReMaxConfig, kwargs={"reward_func": reward}, influence_steps=0)
+        assert self.advantages(trainer) == [-3.0, 0.0, -3.0, 0.0]
+        assert calls == [2, 2] and logged(trainer, "env_step")[0] == 4
+
+    @pytest.mark.parametrize("config_class", [MAGRPOConfig, MARLOOConfig, MAReMaxConfig])
+    def test_scale_rewards_divides_and_does_not_centre_again(self, build, config_class):
+        """The deviation of 1, 2, 6 is the root of 7."""
+        unscaled = {
+            MAGRPOConfig: [-2, -1, 3],
+            MARLOOConfig: [-3, -1.5, 4.5],
+            MAReMaxConfig: [-5, -4, 0],
+        }[config_class]
+        for scale in ("group", "batch"):
+            trainer = build(config_class, **self.one_prompt([1.0, 2.0, 6.0], scale_rewards=scale))
+            expected = [value / (math.sqrt(7) + 1e-4) for value in unscaled]
+            assert self.advantages(trainer) == pytest.approx(expected, abs=1e-5)
+        trainer = build(config_class, **self.one_prompt([1.0, 2.0, 6.0], scale_rewards="none"))
+        assert self.advantages(trainer) == pytest.approx(unscaled, abs=1e-5)

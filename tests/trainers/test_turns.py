@@ -586,8 +586,10 @@ def assert_close(got, expected, rtol=1e-4):
     assert expected.abs().max() > 0
 
 
-SHAPES = {"uneven chain": (), "tree": ()}
-LOSS_TYPES = ["grpo", "dapo", "dr_grpo", "luspo", "sapo", "cispo", "vespo", "bnpo"]
+LOSS_TYPES = ["grpo", "dapo", "dr_grpo", "luspo", "sapo", "cispo", "vespo"]
+# BNPO's loss is a mean over the tokens of each micro-batch, so it is compared with equally long rows only
+CASES = [(loss_type, shape) for loss_type in LOSS_TYPES for shape in ("uneven chain", "tree")]
+CASES += [("bnpo", "tree of equal lengths")]
 
 
 def train_one_step(build, monkeypatch, shape, loss_type, batch_size, accumulation, **options):
@@ -601,11 +603,9 @@ def train_one_step(build, monkeypatch, shape, loss_type, batch_size, accumulatio
         "epsilon_high": 5.0 if loss_type == "cispo" else 0.2,  # CISPO clips by it, not around 1
         **options,
     }
-    if loss_type == "bnpo":  # a mean over the tokens of each micro-batch: fair only if all rows are equally long
-        options["num_turns"], shape = 2, "tree"
     recorder = RecordGradients()
-    if shape == "tree":
-        lengths = (4, 4) if loss_type == "bnpo" else (1, 6)
+    if "tree" in shape:
+        lengths = (4, 4) if "equal" in shape else (1, 6)
         world = World()
         options = {"num_turns": 2, "advantage_mode": "mean", "scale_rewards": "none", "discount": 0.5, **options}
         trainer = build(per_actor, world, kwargs={"callbacks": [recorder]}, **options)
@@ -654,12 +654,9 @@ class TestLosses:
         assert max(learned) == 4 // steps
         assert max(any_pass) == 4  # sampling: no more than the first turn
 
-    @pytest.mark.parametrize("shape", ["uneven chain", "tree"])
-    @pytest.mark.parametrize("loss_type", LOSS_TYPES)
+    @pytest.mark.parametrize(("loss_type", "shape"), CASES)
     def test_gradients_do_not_depend_on_how_the_batch_is_cut(self, loss_type, shape, build, monkeypatch):
         """B27: also with rows that only fill up."""
-        if (loss_type, shape) == ("bnpo", "uneven chain"):
-            pytest.skip("a mean over the tokens of each micro-batch")
         whole, expected, _ = train_one_step(build, monkeypatch, shape, loss_type, 4, 1)
         cut, got, _ = train_one_step(build, monkeypatch, shape, loss_type, 2, 2)
         assert whole.scripts[0].said == cut.scripts[0].said
@@ -667,12 +664,9 @@ class TestLosses:
             assert_close(got[name], expected[name])
         assert logged(cut, "loss")[0] == pytest.approx(logged(whole, "loss")[0], rel=1e-4, abs=1e-4)
 
-    @pytest.mark.parametrize("shape", ["uneven chain", "tree"])
-    @pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "vespo"])
+    @pytest.mark.parametrize(("loss_type", "shape"), [case for case in CASES if case[0] != "vespo"])
     def test_gradients_equal_those_of_single_rows(self, loss_type, shape, build, monkeypatch):
         """B27: each row, or each token, of all turns counts once; rows that only fill up count for nothing."""
-        if (loss_type, shape) == ("bnpo", "uneven chain"):
-            pytest.skip("a mean over the tokens of each micro-batch")
         trainer, got, batch = train_one_step(build, monkeypatch, shape, loss_type, 2, 2)
         for index in range(2):
             rows = script_rows(trainer, index, batch)

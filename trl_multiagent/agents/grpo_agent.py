@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -69,6 +70,8 @@ class GRPOAgent(GRPOTrainer):
         self._rollouts: list[tuple] = []
         self._rewards: torch.Tensor | None = None
         self._empty_rows: set[int] = set()
+        # Of the rollouts that were consumed last: calls of `sample`, lengths, and whether each completion ended
+        self._sampled: tuple[int, list[int], list[bool]] = (0, [], [])
         reference = contextlib.nullcontext() if isinstance(model, str) else _reference_of(model)
         with reference:
             super().__init__(
@@ -137,16 +140,16 @@ class GRPOAgent(GRPOTrainer):
     @contextlib.contextmanager
     def _greedy(self) -> Iterator[None]:
         """Decode without sampling, and leave the metrics to what is trained."""
-        mode = "train" if self.model.training else "eval"
-        config, metrics = self.generation_config, {name: list(values) for name, values in self._metrics[mode].items()}
+        config = self.generation_config
+        metrics = {name: list(values) for name, values in self._metrics[self._mode].items()}
         self.generation_config = copy.deepcopy(config)
         self.generation_config.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
         try:
             yield
         finally:
             self.generation_config = config
-            self._metrics[mode].clear()
-            self._metrics[mode].update(metrics)
+            self._metrics[self._mode].clear()
+            self._metrics[self._mode].update(metrics)
 
     def discard(self) -> None:
         """Forget the sampled rollouts: nothing is learned from them."""
@@ -181,8 +184,26 @@ class GRPOAgent(GRPOTrainer):
         finally:
             self.num_generations, self.num_generations_eval = generations
         if not grouped:
-            self._metrics["train" if self.model.training else "eval"].pop("frac_reward_zero_std")
+            self._metrics[self._mode].pop("frac_reward_zero_std")
+            self._restate_lengths()
         return inputs
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    def _restate_lengths(self) -> None:
+        """Describe the completions of all `sample` calls at once: TRL's code described each call by itself."""
+        metrics, (calls, lengths, ended) = self._metrics[self._mode], self._sampled
+        for name in [name for name in metrics if name.startswith("completions/")]:
+            del metrics[name][-calls:]
+        lengths, ended = gather_object(lengths), gather_object(ended)
+        terminated = [length for length, end in zip(lengths, ended, strict=True) if end] or [0]
+        for kind, values in (("", lengths), ("terminated_", terminated)):
+            metrics[f"completions/mean_{kind}length"].append(sum(values) / len(values))
+            metrics[f"completions/min_{kind}length"].append(float(min(values)))
+            metrics[f"completions/max_{kind}length"].append(float(max(values)))
+        metrics["completions/clipped_ratio"].append(1 - sum(ended) / len(ended))
 
     def loss(
         self, model: nn.Module, inputs: dict[str, Any], num_splits: int = 1, row_scale: float = 1.0
@@ -203,19 +224,26 @@ class GRPOAgent(GRPOTrainer):
         """
         if num_splits == 1 and row_scale == 1.0:
             return self._compute_loss(model, inputs)
-        steps, accumulation, beta = self.args.steps_per_generation, self.current_gradient_accumulation_steps, self.beta
-        self.args.steps_per_generation = steps * num_splits
-        self.current_gradient_accumulation_steps = accumulation * num_splits
+        changed: dict[str, float] = {}
         if self.loss_type in self.ROW_MEANS:
             # Scaled before the loss, not after it: its entropy and router terms are no means over rows
             inputs = {**inputs, "advantages": inputs["advantages"] * row_scale}
-            self.beta = beta * row_scale
+            changed["beta"] = self.beta * row_scale
+        if self.model.training:
+            changed["current_gradient_accumulation_steps"] = self.current_gradient_accumulation_steps * num_splits
+        elif self.loss_type in self.TOKEN_TOTALS:
+            # TRL does not accumulate in evaluation. What is no total over tokens is averaged
+            changed["entropy_coef"] = self.entropy_coef / num_splits
+            if self.aux_loss_enabled:
+                changed["router_aux_loss_coef"] = self.router_aux_loss_coef / num_splits
+        steps, before = self.args.steps_per_generation, {name: getattr(self, name) for name in changed}
+        self.args.steps_per_generation = steps * num_splits
+        vars(self).update(changed)
         try:
             loss = self._compute_loss(model, inputs)
         finally:
-            self.args.steps_per_generation, self.current_gradient_accumulation_steps = steps, accumulation
-            self.beta = beta
-        # TRL does not accumulate in evaluation
+            self.args.steps_per_generation = steps
+            vars(self).update(before)
         averaged = not self.model.training and self.loss_type not in self.TOKEN_TOTALS
         return loss / num_splits if averaged else loss
 
@@ -243,6 +271,9 @@ class GRPOAgent(GRPOTrainer):
         rollouts, self._rollouts = self._rollouts, []
         assert rollouts, "an actor's rollout is sampled by the team before it is scored"
         merged = _merge(rollouts)
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        masks = merged[2] or [[1] * len(ids) for ids in merged[1]]
+        self._sampled = len(rollouts), [sum(mask) for mask in masks], [ids[-1] in ends for ids in merged[1]]
         missing = len(prompts) - len(merged[0])
         return _pad(merged, missing, self._tokenizer.eos_token_id) if missing else merged
 

@@ -49,6 +49,11 @@ class JointBatch:
         """Joint responses of all processes and turns."""
         return sum(len(turn.pairing.members) for turn in self.turns)
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of an actor, of all processes and turns."""
+        return sum(len(turn.tasks) for turn in self.turns)
+
     def prompts(self, agent: int) -> list:
         """What an actor was asked in the rows of this process, without padding."""
         return [prompt for turn in self.turns for prompt in turn.prompts[agent]]

@@ -10,6 +10,7 @@ there already; otherwise a reward function is asked again.
 
 import itertools
 import logging
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ ENOUGH_EXCHANGES = 8
 SETTLING_BATCHES = 16
 # A share of the variance that is rounding
 NO_EFFECT = 1e-6
+# Joint responses of a context that are compared with each other for the variance
+MOST_PAIRED = 256
 # How much of what was measured before counts beside a new measurement: one batch alone is noisy
 MEMORY = 0.9
 
@@ -126,9 +129,16 @@ class InfluenceMonitor:
         return {agent: share for agent, share in shares.items() if share is not None}
 
     def _crossed(self, turn: Turn, agent: int, returns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-        columns = turn.pairing.columns[agent][group_table(turn.contexts)]  # (K, G, P)
-        table = returns[agent][columns.to(returns.device)]
-        return table, table.flatten(1), self._different(turn, agent) * table.size(2)
+        contexts = group_table(turn.contexts)
+        table = returns[agent][turn.pairing.columns[agent][contexts].to(returns.device)]  # (K, G, P)
+        members = turn.pairing.members
+        variances = []
+        for context in range(len(contexts)):
+            own = [joint for joint, sample in enumerate(turn.first_members) if turn.contexts[sample] == context]
+            if len(own) > MOST_PAIRED:  # neighbours share answers, so they are picked all over
+                own = random.Random(0).sample(own, MOST_PAIRED)
+            variances.append(_variance(members[own], returns[agent][own]))
+        return table, torch.stack(variances), self._different(turn, agent) * table.size(2)
 
     def _different(self, turn: Turn, agent: int) -> int:
         """Pairs of neighbouring samples of one context, on this process, with different texts."""
@@ -138,7 +148,7 @@ class InfluenceMonitor:
 
     def _exchanged(self, turn: Turn, agent: int, returns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         """One task of this process again, with the actor's answers moved on by one. Empty if no task is whole here."""
-        empty = returns.new_empty(0, 2, 1), returns.new_empty(0, 2), 0
+        empty = returns.new_empty(0, 2, 1), returns.new_empty(0), 0
         own = turn.tasks[turn.start : turn.start + len(turn.branches)]
         samples = next((s for s in _by_value(own) if len(s) > 1 and turn.tasks.count(own[s[0]]) == len(s)), None)
         if samples is None:
@@ -151,12 +161,13 @@ class InfluenceMonitor:
         after = self.weighted(again.to(returns.device))[agent]
         said = turn.completions[agent]
         different = sum(said[a] != said[b] for a, b in zip(samples, moved, strict=True))
-        return torch.stack([before, after], dim=1).unsqueeze(-1), before.unsqueeze(0), different
+        variance = (nan_std(before, dim=0) ** 2).reshape(1)
+        return torch.stack([before, after], dim=1).unsqueeze(-1), variance, different
 
-    def _share(self, agent: int, table: torch.Tensor, groups: torch.Tensor, different: int) -> float | None:
+    def _share(self, agent: int, table: torch.Tensor, variances: torch.Tensor, different: int) -> float | None:
         """Total effect over variance, over all processes and the latest measurements."""
         effect = total_effect(table) if len(table) else table.new_tensor(torch.nan)
-        variance = (nan_std(groups, dim=1) ** 2).nanmean() if len(groups) else effect
+        variance = variances.nanmean() if len(variances) else effect
         known = not (effect.isnan() or variance.isnan())
         numbers = [effect.item(), variance.item(), 1.0, float(different)] if known else [0.0] * 4
         totals = self.accelerator.reduce(torch.tensor(numbers, device=self.accelerator.device), reduction="sum")
@@ -182,6 +193,15 @@ class InfluenceMonitor:
                     self.names[agent],
                     self._exchanges[agent],
                 )
+
+
+def _variance(members: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
+    """
+    Variance of the returns of one context's joint responses, `(J, N)` and `(J,)`: half the mean squared difference of
+    two that share no actor's answer. (Those that share one are not independent.) NaN without such a pair.
+    """
+    apart = (members[:, None] != members[None]).all(dim=-1).to(returns.device)  # (J, J)
+    return ((returns[:, None] - returns[None]) ** 2)[apart].nanmean() / 2
 
 
 def _by_value(values: Sequence[int]) -> list[list[int]]:

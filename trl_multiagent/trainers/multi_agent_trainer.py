@@ -425,7 +425,7 @@ class MultiAgentTrainer(Trainer):
         self._credit(batch)
         self._note(batch, settings)
         total = num_rows * self.accelerator.num_processes
-        scalars = {"num_splits": num_splits, "row_scale": total / sum(sum(turn.counts) for turn in turns)}
+        scalars = {"num_splits": num_splits, "row_scale": total / batch.num_samples}
         flat = {
             f"agent_{index}/{name}": value
             for index, part in enumerate(batch.inputs)

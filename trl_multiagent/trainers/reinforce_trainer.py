@@ -54,7 +54,7 @@ class ReinforceTrainer(MultiAgentTrainer):
                 batch.set_advantages(agent, self._advantages(batch, agent))
             if batch.mode == "train":
                 name = f"{self.agent_names[agent]}/advantage_second_moment"
-                self._metrics.add(batch.mode, name, self._second_moment(inputs["advantages"]))
+                self._metrics.add(batch.mode, name, self._second_moment(batch, inputs["advantages"]))
 
     def _advantages(self, batch: JointBatch, agent: int) -> list[torch.Tensor]:
         """An actor's advantages, `(S,)` for each turn."""
@@ -149,9 +149,10 @@ class ReinforceTrainer(MultiAgentTrainer):
         advantages = batch.inputs[agent]["advantages"]
         return advantages if varies else torch.zeros_like(advantages)
 
-    def _second_moment(self, advantages: torch.Tensor) -> float:
+    def _second_moment(self, batch: JointBatch, advantages: torch.Tensor) -> float:
         """Mean square of the advantages of all processes, which Dr. MAS watches for actors that are out of scale."""
-        return self.accelerator.gather((advantages**2).mean().reshape(1)).mean().item()
+        total = self.accelerator.reduce((advantages**2).sum(), reduction="sum")  # padding has advantage 0
+        return total.item() / batch.num_samples
 
     def _team_state(self) -> dict[str, Any]:
         return {**super()._team_state(), "role_baselines": self._role_baselines}
