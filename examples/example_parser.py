@@ -57,13 +57,14 @@ class ExampleParser(TrlParser):
         self._group_help()
 
     def _group_help(self) -> None:
+        refused = set(REFUSED_OPTIONS).union(*(getattr(owner, "_refused", {}) for owner in self.dataclass_types))
         sections = {name: self.add_argument_group(title) for name, title in _SECTIONS.items()}
         for action in list(self._optionals._group_actions):
             section = _section(self.dataclass_types, action.dest)
             if section is None:
                 continue
             is_negation = action.option_strings[0].startswith("--no_")
-            if is_negation or action.dest in REFUSED_OPTIONS:
+            if is_negation or action.dest in refused:
                 action.help = argparse.SUPPRESS
             self._optionals._group_actions.remove(action)
             sections[section]._group_actions.append(action)

@@ -1,14 +1,16 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """What CoMLRL's documents show runs here with another import path, on local model directories."""
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from tiny import dataset, gpt2, llama, tok, weights_hash, word_reward
+from tiny import dataset, gpt2, llama, logged, tok, weights_hash, word_reward
+from transformers import AutoModelForCausalLM
 
-from trl_multiagent import MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent import MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer, read_checkpoint_metadata
 from trl_multiagent.agents.loading import load_tokenizer as from_pretrained
 
 
@@ -158,6 +160,88 @@ def test_a_custom_head_is_set_by_model_config(models):
     trainer.save_model("saved")
     with pytest.raises(ValueError, match=r"has the shapes .*\(5, 16\).* but this run asks for .*\(1, 16\)"):
         maac({**models, "7B": "saved/critic"})
+
+
+def test_one_run_in_two_parts(models, monkeypatch):
+    """Two epochs, then two more from the checkpoint, in the same W&B run: as if it had been four at once."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    model_name = models["3B"]
+    tokenizer = from_pretrained(model_name)
+    train_dataset = dataset(4)
+
+    def length_ratio_reward(completions1, completions2):
+        rewards = []
+        for first, second in zip(completions1, completions2, strict=True):
+            ratio = len(second) / max(len(first), 1)
+            distance = 0.0 if 2 <= ratio <= 3 else min(abs(ratio - 2), abs(ratio - 3))
+            rewards.append(math.exp(-distance))
+        return rewards
+
+    def build_trainer(num_train_epochs, wandb_config):
+        config = MAGRPOConfig(
+            num_turns=1,
+            num_train_epochs=num_train_epochs,
+            num_generations=4,
+            max_new_tokens=4,
+            logging_steps=1,
+            learning_rate=1e-2,
+            lr_scheduler_type="constant",
+        )
+        return MAGRPOTrainer(
+            agents=[AutoModelForCausalLM.from_pretrained(model_name) for _ in range(2)],
+            tokenizer=tokenizer,
+            reward_func=length_ratio_reward,
+            train_dataset=train_dataset,
+            args=config,
+            wandb_config=wandb_config,
+        )
+
+    wandb_config = {"project": "comlrl-examples", "name": "resume-demo"}
+    checkpoint_dir = "./checkpoints/resume-demo"
+    trainer = build_trainer(num_train_epochs=2, wandb_config=wandb_config)
+    trainer.train(checkpoint_dir=checkpoint_dir, checkpoint_interval=1)
+    assert sorted(path.name for path in Path(checkpoint_dir).iterdir()) == ["checkpoint-1", "checkpoint-2"]
+
+    checkpoint = max(
+        Path(checkpoint_dir).glob("checkpoint-*"),
+        key=lambda path: int(path.name.rsplit("-", 1)[1]),
+    )
+    identity = read_checkpoint_metadata(checkpoint)["wandb"]
+    assert identity["project"] == "comlrl-examples" and identity["id"]
+    if identity:
+        wandb_config = {**wandb_config, **identity, "resume": "allow"}
+    resumed = build_trainer(num_train_epochs=4, wandb_config=wandb_config)
+    resumed.train(
+        resume_from_checkpoint=str(checkpoint),
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_interval=1,
+    )
+    assert read_checkpoint_metadata("checkpoints/resume-demo/checkpoint-4")["wandb"] == identity
+
+    at_once = build_trainer(num_train_epochs=4, wandb_config=None)
+    at_once.train()
+    assert resumed.state.epoch == at_once.state.epoch == 4
+    assert weights_hash(resumed.model) == weights_hash(at_once.model)
+    assert logged(resumed, "reward") == logged(at_once, "reward")
+    assert logged(resumed, "env_step") == logged(at_once, "env_step")
+
+
+def test_the_saved_run_is_not_continued_where_settings_name_another(models):
+    """The documents' guard: an explicit `id` or `resume` wins, and without an identity the settings stay."""
+    trainer = MAGRPOTrainer(
+        agent_model=models["3B"],
+        num_agents=2,
+        reward_func=reward_func,
+        train_dataset=dataset(4),
+        args=MAGRPOConfig(num_agents=2, num_turns=1, num_train_epochs=1, **SHORT),
+    )
+    trainer.train(checkpoint_dir="checkpoints")
+    checkpoint, wandb_config = "./checkpoints/checkpoint-1", {"project": "p"}
+    identity = read_checkpoint_metadata(checkpoint)["wandb"]
+    if identity and "id" not in wandb_config and "resume" not in wandb_config:
+        wandb_config = {**wandb_config, **identity, "resume": "allow"}
+    assert identity is None and wandb_config == {"project": "p"}
 
 
 def test_the_readme_example_runs(models):

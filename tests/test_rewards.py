@@ -240,6 +240,17 @@ class TestCalls:
         score(reward, num_rows=1)
         assert seen == [["batch_items"]]
 
+    @pytest.mark.parametrize(
+        "func",
+        [
+            lambda first, second, /, batch_items=None: [len(batch_items or [])] * len(first),
+            lambda *texts, batch_items=None: [len(batch_items or [])] * len(texts[0]),
+        ],
+        ids=["positional_only", "any_positional"],
+    )
+    def test_items_come_however_the_texts_are_taken(self, func):
+        assert score(func, num_rows=1)[0, :, 0].tolist() == [4.0] * 4
+
     def test_a_function_that_does_not_ask_for_items_gets_none(self):
         assert score(lambda first, second: [1.0] * len(first)).tolist() == torch.ones(2, 8, 1).tolist()
 

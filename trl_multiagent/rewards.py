@@ -119,8 +119,10 @@ class JointReward:
             signature = inspect.signature(func)
         except ValueError:  # some built-ins have none
             return takes
-        by_position = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-        takes -= set(by_position[: self.num_agents])  # a list of texts may have any name
+        positional = [
+            p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        takes -= {"turn"} & {p.name for p in positional[: self.num_agents]}  # that is a list of texts
         try:
             signature.bind(*([None] * self.num_agents), **dict.fromkeys(takes))
         except TypeError as error:

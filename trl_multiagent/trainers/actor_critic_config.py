@@ -8,6 +8,7 @@ from .multi_agent_config import MultiAgentConfig
 
 
 _CRITIC_BASELINE = "the critic is the baseline; rewards are not compared within their group"
+_ONE_TURN = "a critic over several turns is not offered yet"
 
 
 @dataclass
@@ -36,7 +37,16 @@ class MAACConfig(MultiAgentConfig):
     _refused: ClassVar[dict[str, str]] = {
         "scale_rewards": _CRITIC_BASELINE,
         "multi_objective_aggregation": _CRITIC_BASELINE,
-        "num_turns": "a critic over several turns is not offered yet",
+        **dict.fromkeys(
+            (
+                "num_turns",
+                "rollout_mode",
+                "discount",
+                "early_termination_threshold",
+                "external_prompt_passthrough",
+            ),
+            _ONE_TURN,
+        ),
         "turn_order": "a later actor's prompt holds what an earlier one said, so its value is no baseline for that",
     }
 
