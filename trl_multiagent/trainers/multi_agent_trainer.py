@@ -3,11 +3,7 @@
 
 import contextlib
 import functools
-import json
 import logging
-import math
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -19,7 +15,7 @@ from accelerate.utils import set_seed
 from torch import nn
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
-from .._compat import RepeatSampler, repeat_iterable_dataset, shuffle_sequence_dict, split_tensor_dict
+from .._compat import shuffle_sequence_dict, split_tensor_dict
 from ..agents.building import build_agents, resolve_names, resolve_peft_configs, resolve_trainable
 from ..agents.loading import (
     ModelLike,
@@ -30,11 +26,9 @@ from ..agents.loading import (
     resolve_num_agents,
     resolve_tokenizers,
 )
-from ..callbacks.boundary_checkpoints import BoundaryCheckpoints
 from ..callbacks.sync_references import SyncReferencesCallback
-from ..callbacks.wandb_run import WandbRunCallback, wandb_identity
-from ..checkpoints.export import check_saveable, load_team, save_team, team_card
-from ..checkpoints.metadata import TEAM_STATE_FILE
+from ..callbacks.wandb_run import WandbRunCallback
+from ..checkpoints.export import check_saveable
 from ..functional.returns import discounted_returns
 from ..models.team import MultiAgentModel
 from ..placement.backends import (
@@ -51,20 +45,21 @@ from ..rollouts.batch import JointBatch
 from ..rollouts.formatters import Formatter, resolve_formatters
 from ..rollouts.influence import InfluenceMonitor
 from ..rollouts.interaction import Interaction, RolloutSettings, Turn
-from ..rollouts.sampling import JointSampler
 from ..rollouts.tasks import check_tasks, prepare_streaming
 from ..rollouts.transition import Transition
 from .completions_log import CompletionsLog
 from .entity_optimizer import DecayGuard, split_by_entity
 from .multi_agent_config import MultiAgentConfig
 from .random_state import own_random_state
+from .team_data import TeamData
 from .team_metrics import TeamMetrics
+from .team_saving import TeamSaving
 
 
 logger = logging.getLogger(__name__)
 
 
-class MultiAgentTrainer(Trainer):
+class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
     """
     Trains N actors, and their critics, on a joint reward. A step reads: sample every actor, score the joint responses,
     turn by turn, give credit, sum the actors' TRL losses and the critics' loss, log.
@@ -188,13 +183,9 @@ class MultiAgentTrainer(Trainer):
         self._metrics = TeamMetrics(self.agent_trainers, self.agent_names, self.reward.names)
         self._completions = CompletionsLog(self.agent_names, self.reward.names)
         self._step_time = 0.0
-        self._train_sampler: JointSampler | None = None
         # Joint responses that were scored for training, over all processes
         self.env_step = 0
         self._decay_guard: DecayGuard | None = None
-        self._saving_checkpoint = False
-        # Where the checkpoint that is being written goes, if not to `output_dir`
-        self._checkpoint_parent: str | None = None
         super().__init__(
             model=team,
             args=args,
@@ -295,74 +286,6 @@ class MultiAgentTrainer(Trainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         share_accelerator(self.agent_trainers[0], self)
-
-    # Data
-
-    def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = []
-
-    def get_train_dataloader(self):
-        """A loader of generation batches: each is visited by every micro-step that uses it, as in TRL."""
-        args, dataset = self.args, self.train_dataset
-        if dataset is None:
-            raise ValueError("Training needs a `train_dataset`.")
-        if isinstance(dataset, datasets.IterableDataset):
-            dataset = dataset.shuffle(seed=args.seed) if args.shuffle_dataset else dataset
-            dataset = repeat_iterable_dataset(
-                dataset,
-                mini_repeat_count=args.num_generations,
-                batch_size=args.generation_batch_size // args.num_generations,
-                repeat_count=args.num_iterations * args.steps_per_generation,
-            )
-        return self._get_dataloader(
-            dataset=dataset,
-            description="Training",
-            batch_size=self._train_batch_size * args.steps_per_generation,
-            sampler_fn=self._get_train_sampler,
-            is_training=True,
-        )
-
-    def _get_train_sampler(self, dataset=None) -> JointSampler:
-        args = self.args
-        self._train_sampler = JointSampler(
-            self.train_dataset if dataset is None else dataset,
-            num_generations=args.num_generations,
-            num_prompts=args.generation_batch_size // args.num_generations,
-            repeat_count=args.num_iterations * args.steps_per_generation,
-            shuffle=args.shuffle_dataset,
-            seed=args.seed if args.data_seed is None else args.data_seed,
-        )
-        return self._train_sampler
-
-    def _get_eval_sampler(self, eval_dataset) -> RepeatSampler:
-        return RepeatSampler(eval_dataset, mini_repeat_count=self._num_generations("eval"), shuffle=False)
-
-    def get_eval_dataloader(self, eval_dataset=None):
-        if isinstance(eval_dataset, str):
-            eval_dataset = self.eval_dataset[eval_dataset]
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if dataset is None:
-            raise ValueError("Evaluation needs an `eval_dataset`.")
-        if (self.args.eval_batch_size * self.accelerator.num_processes) % self._num_generations("eval"):
-            raise ValueError(
-                f"An evaluation step has {self.args.eval_batch_size} joint samples on each of "
-                f"{self.accelerator.num_processes} processes, expected a multiple of the "
-                f"{self._num_generations('eval')} generations of a prompt. Change `per_device_eval_batch_size` or "
-                "`num_generations_eval`."
-            )
-        if isinstance(dataset, datasets.IterableDataset):
-            self.accelerator.dataloader_config.dispatch_batches = False
-            dataset = repeat_iterable_dataset(dataset, mini_repeat_count=self._num_generations("eval"))
-        return self._get_dataloader(
-            dataset=dataset,
-            description="Evaluation",
-            batch_size=self.args.eval_batch_size,
-            sampler_fn=self._get_eval_sampler,
-        )
-
-    def _num_generations(self, mode: str) -> int:
-        generations = self.args.num_generations
-        return generations if mode == "train" else self.args.num_generations_eval or generations
 
     # A step: sample, score, credit
 
@@ -504,51 +427,6 @@ class MultiAgentTrainer(Trainer):
         """Loss of the critics on one micro-batch, a mean over its joint samples."""
         raise AssertionError("a trainer with critics defines their loss")
 
-    def train(
-        self,
-        resume_from_checkpoint: str | bool | None = None,
-        trial=None,
-        ignore_keys_for_eval: list[str] | None = None,
-        checkpoint_dir: str | os.PathLike | None = None,
-        checkpoint_interval: int = 1,
-    ):
-        """
-        Train as `transformers.Trainer.train`; afterwards the actors use their caches as they did before.
-
-        Args:
-            resume_from_checkpoint (`str` or `bool`, *optional*):
-                A checkpoint, of either kind, or `True` for the latest one in `output_dir`.
-            trial, ignore_keys_for_eval:
-                As for `transformers.Trainer.train`.
-            checkpoint_dir (`str`, *optional*):
-                Where to save `checkpoint-1`, `checkpoint-2`, ... at the ends of epochs and of the training. Default:
-                nowhere; `save_strategy` saves into `output_dir` as usual.
-            checkpoint_interval (`int`, *optional*, defaults to `1`):
-                Every how many epochs.
-        """
-        boundaries = None
-        if checkpoint_dir is not None:
-            save = functools.partial(self._save_boundary, os.fspath(checkpoint_dir))
-            boundaries = BoundaryCheckpoints(save, checkpoint_interval)
-            self.add_callback(boundaries)
-        self._set_caches([self.args.use_cache] * len(self.agents))
-        try:
-            return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        finally:
-            self._set_caches(self._loaded_caches)
-            if boundaries is not None:
-                self.remove_callback(boundaries)
-
-    @property
-    def _loaded_caches(self) -> list[bool | None]:
-        return [agent.loaded_use_cache for agent in self.agent_trainers]
-
-    def _set_caches(self, values: Sequence[bool | None]) -> None:
-        """Set `use_cache` in the actors' configs; None for an architecture that has no such entry."""
-        for actor, value in zip(self.agents, values, strict=True):
-            if value is not None:
-                actor.config.use_cache = value
-
     def training_step(self, model, inputs, num_items_in_batch=None):
         started = time.perf_counter()
         model.train()
@@ -648,106 +526,6 @@ class MultiAgentTrainer(Trainer):
         super().log(logs, start_time)
         if self.args.log_completions and self.accelerator.is_main_process:
             self._completions.write(self.args, self.state.global_step)
-
-    # Saving
-
-    def create_model_card(self, model_name: str | None = None, dataset_name: str | None = None, **kwargs) -> None:
-        """Write `README.md` of the team into `args.output_dir`: what it holds and how to load it."""
-        if not self.is_world_process_zero():
-            return
-        os.makedirs(self.args.output_dir, exist_ok=True)
-        card = team_card(self.model, type(self).__name__, model_name, dataset_name)
-        with open(os.path.join(self.args.output_dir, "README.md"), "w", encoding="utf-8") as file:
-            file.write(card)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """
-        Export the team: `agent_i/` for each actor, `critic/` with `value_head.pt` for a central critic. Each loads by
-        `from_pretrained` and is a source for a new trainer. No training state is written. Call it on every process.
-
-        Args:
-            output_dir (`str`, *optional*):
-                Parent directory. Default: `args.output_dir`.
-        """
-        output_dir = self.args.output_dir if output_dir is None else output_dir
-        tokenizers = [*self.tokenizers, *self.critic_tokenizers]
-        # A training checkpoint is loaded into the same model, so its adapters are not merged
-        merged = None if self._saving_checkpoint else self._merged_in_exports
-        current = [getattr(actor.config, "use_cache", None) for actor in self.agents]
-        self._set_caches(self._loaded_caches)  # in an export, also in the middle of training
-        try:
-            save_team(self.model, tokenizers, output_dir, self.accelerator, merged)
-        finally:
-            self._set_caches(current)
-        if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Team save", revision=self.args.hub_revision)
-
-    def _get_output_dir(self, trial) -> str:
-        return super()._get_output_dir(trial) if self._checkpoint_parent is None else self._checkpoint_parent
-
-    def _save_boundary(self, directory: str, number: int) -> None:
-        """Save `directory/checkpoint-<number>`, which appears under this name when it is complete."""
-        self._checkpoint_parent = os.path.join(directory, f".checkpoint-{number}.partial")
-        target = os.path.join(directory, f"checkpoint-{number}")
-        if self.is_world_process_zero():
-            shutil.rmtree(self._checkpoint_parent, ignore_errors=True)
-        try:
-            self._save_checkpoint(self.model_wrapped, None)
-            self.accelerator.wait_for_everyone()
-            if self.is_world_process_zero():
-                shutil.rmtree(target, ignore_errors=True)
-                os.replace(os.path.join(self._checkpoint_parent, f"checkpoint-{self.state.global_step}"), target)
-                shutil.rmtree(self._checkpoint_parent)
-            self.accelerator.wait_for_everyone()
-        finally:
-            self._checkpoint_parent = None
-
-    def _save_checkpoint(self, model, trial) -> None:
-        self._saving_checkpoint = True
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self._saving_checkpoint = False
-        if self.args.should_save:
-            directory = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-            with open(os.path.join(directory, TEAM_STATE_FILE), "w", encoding="utf-8") as file:
-                json.dump(self._team_state(), file)
-
-    def _team_state(self) -> dict[str, Any]:
-        """What the run's future depends on besides models and optimizer, as JSON."""
-        return {
-            "wandb": wandb_identity() if "wandb" in self.args.report_to else None,
-            "env_step": self.env_step,
-            "influence": self._influence.state(),
-            "entropy_control": [agent.entropy_control() for agent in self.agent_trainers]
-            if self.args.use_adaptive_entropy
-            else None,
-        }
-
-    def _load_team_state(self, state: dict[str, Any]) -> None:
-        self.env_step = state["env_step"]
-        self._influence.load(state["influence"])
-        if self.args.use_adaptive_entropy:
-            for agent, control in zip(self.agent_trainers, state["entropy_control"], strict=True):
-                agent.load_entropy_control(control)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            with open(os.path.join(checkpoint, TEAM_STATE_FILE), encoding="utf-8") as file:
-                self._load_team_state(json.load(file))
-            if self._train_sampler is not None:
-                # Accelerate does not tell the sampler of the epoch where several processes share it
-                self._train_sampler.set_epoch(math.floor(round(self.state.epoch or 0, 6)))
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        load_team(self.model, resume_from_checkpoint, self.args.trust_remote_code)
-
-    def _load_best_model(self) -> None:
-        if self.is_deepspeed_enabled:
-            super()._load_best_model()
-        else:
-            load_team(self.model, self.state.best_model_checkpoint, self.args.trust_remote_code)
 
 
 def _is_grouped(settings: RolloutSettings) -> bool:
