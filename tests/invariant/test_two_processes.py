@@ -596,14 +596,11 @@ def test_a_process_without_a_second_turn_still_takes_part_in_it(backend, two_pro
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("case", SEVERAL_TURN_CASES)
-def test_tokens_that_only_fill_up_a_batch_are_not_counted(case, one_process, two_processes):
+def test_tokens_that_only_fill_up_a_batch_are_not_counted(one_process, two_processes):
     """A process with fewer samples than the other one samples some that are thrown away."""
-    counts, expected = (
-        [step["num_tokens"] for step in logs if "num_tokens" in step]
-        for logs in (two_processes("DDP")[1][case][0]["logs"], one_process[1][case]["logs"])
-    )
-    assert counts == expected
+    case = "chain that ends unevenly"
+    counts = [step["num_tokens"] for step in two_processes("DDP")[1][case][0]["logs"]]
+    assert counts == [step["num_tokens"] for step in one_process[1][case]["logs"]]
 
 
 @pytest.mark.distributed

@@ -72,6 +72,8 @@ class GRPOAgent(GRPOTrainer):
         self._empty_rows: set[int] = set()
         # Of the rollouts that were consumed last: calls of `sample`, lengths, and whether each completion ended
         self._sampled: tuple[int, list[int], list[bool]] = (0, [], [])
+        # Tokens of prompts and completions that were sampled to fill up a batch
+        self._num_filler_tokens = 0
         reference = contextlib.nullcontext() if isinstance(model, str) else _reference_of(model)
         with reference:
             super().__init__(
@@ -134,26 +136,31 @@ class GRPOAgent(GRPOTrainer):
                 # The EOS that stands for an empty completion was not sampled, so it is kept out of the loss
                 mask = [[int(row not in self._empty_rows)] * len(ids) for row, ids in enumerate(rollout[1])]
                 rollout = (*rollout[:2], mask, *rollout[3:])
+            self._num_filler_tokens += sum(len(ids) for part in rollout[:2] for ids in part[kept:])
             self._rollouts.append(tuple(part[:kept] if isinstance(part, list) else part for part in rollout))
         return [_text(completion) for completion in rollout[3][:kept]]
 
     @contextlib.contextmanager
     def _greedy(self) -> Iterator[None]:
-        """Decode without sampling, and leave the metrics to what is trained."""
+        """Decode without sampling, and leave the metrics and the token count to what is trained."""
         config = self.generation_config
         metrics = {name: list(values) for name, values in self._metrics[self._mode].items()}
+        num_tokens = self.state.num_input_tokens_seen
         self.generation_config = copy.deepcopy(config)
         self.generation_config.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
         try:
             yield
         finally:
             self.generation_config = config
+            self.state.num_input_tokens_seen = num_tokens
             self._metrics[self._mode].clear()
             self._metrics[self._mode].update(metrics)
 
-    def discard(self) -> None:
-        """Forget the sampled rollouts: nothing is learned from them."""
-        self._rollouts.clear()
+    def discard(self, grouped: bool = True) -> None:
+        """Forget the sampled rollouts but for their metrics: nothing is learned from them. `grouped` as in `score`."""
+        self._take_rollouts()
+        if not grouped:
+            self._restate_lengths()
 
     def score(self, prompts: list, rewards: torch.Tensor, num_rows: int, grouped: bool = True) -> dict[str, Any]:
         """
@@ -193,7 +200,10 @@ class GRPOAgent(GRPOTrainer):
         return "train" if self.model.training else "eval"
 
     def _restate_lengths(self) -> None:
-        """Describe the completions of all `sample` calls at once: TRL's code described each call by itself."""
+        """
+        Describe the completions of all `sample` calls at once, without those that only filled up a batch: TRL's code
+        described, and counted, each call by itself.
+        """
         metrics, (calls, lengths, ended) = self._metrics[self._mode], self._sampled
         for name in [name for name in metrics if name.startswith("completions/")]:
             del metrics[name][-calls:]
@@ -204,6 +214,11 @@ class GRPOAgent(GRPOTrainer):
             metrics[f"completions/min_{kind}length"].append(float(min(values)))
             metrics[f"completions/max_{kind}length"].append(float(max(values)))
         metrics["completions/clipped_ratio"].append(1 - sum(ended) / len(ended))
+        filler_tokens = sum(gather_object([self._num_filler_tokens]))
+        self._num_filler_tokens = 0
+        if self._mode == "train":
+            self.state.num_input_tokens_seen -= filler_tokens
+            metrics["num_tokens"] = [self.state.num_input_tokens_seen]
 
     def loss(
         self, model: nn.Module, inputs: dict[str, Any], num_splits: int = 1, row_scale: float = 1.0
@@ -268,14 +283,19 @@ class GRPOAgent(GRPOTrainer):
     # TRL's hooks
 
     def _generate(self, prompts: list) -> tuple:
+        merged = self._take_rollouts()
+        missing = len(prompts) - len(merged[0])
+        return _pad(merged, missing, self._tokenizer.eos_token_id) if missing else merged
+
+    def _take_rollouts(self) -> tuple:
+        """The sampled rollouts as one; noted for `_restate_lengths`."""
         rollouts, self._rollouts = self._rollouts, []
         assert rollouts, "an actor's rollout is sampled by the team before it is scored"
         merged = _merge(rollouts)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         masks = merged[2] or [[1] * len(ids) for ids in merged[1]]
         self._sampled = len(rollouts), [sum(mask) for mask in masks], [ids[-1] in ends for ids in merged[1]]
-        missing = len(prompts) - len(merged[0])
-        return _pad(merged, missing, self._tokenizer.eos_token_id) if missing else merged
+        return merged
 
     def _tokenize_prompts(self, prompts: list):
         prompt_ids, images, fields = super()._tokenize_prompts(prompts)

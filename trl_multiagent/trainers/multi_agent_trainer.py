@@ -338,7 +338,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         grouped = _is_grouped(settings)
         for index, agent in enumerate(self.agent_trainers):
             if not agent.trainable:
-                agent.discard()
+                agent.discard(grouped)
                 batch.inputs.append(None)
                 continue
             own = batch.of_samples(index, [rewards[index] for rewards in per_func])
