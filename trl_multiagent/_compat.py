@@ -250,6 +250,7 @@ TRL_ATTRIBUTES = (
     "loss_type",
     "num_generations",
     "num_generations_eval",
+    "use_adaptive_entropy",
     "ref_model",
     "reward_func_names",
     "reward_weights",

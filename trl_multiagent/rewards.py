@@ -34,7 +34,7 @@ class JointReward:
         num_agents (`int`):
             Number N of actors.
         reward_processor (`Callable`, *optional*):
-            Maps each value that a function returned, before anything else happens to it.
+            Maps each value that a function returned, before anything else happens to it; `None` for no reward.
         batched (`bool`, *optional*, defaults to `False`):
             Whether a function is called once for all joint responses of a batch instead of once for each task item.
 
@@ -122,6 +122,12 @@ class JointReward:
         positional = [
             p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
+        if any(p.name == "prompts" for p in positional[: self.num_agents]):
+            raise ValueError(
+                f"The reward function '{name}{signature}' has the parameter `prompts` where it gets the texts of an "
+                f"actor: it is called with one list of texts for each of the {self.num_agents} actors. The prompts "
+                f"are in `batch_items`: take that and read `row['prompt']`."
+            )
         takes -= {"turn"} & {p.name for p in positional[: self.num_agents]}  # that is a list of texts
         try:
             signature.bind(*([None] * self.num_agents), **dict.fromkeys(takes))
@@ -177,7 +183,8 @@ class JointReward:
             ) from None
         if self.reward_processor is None or math.isnan(number):
             return number
-        return float(self.reward_processor(number))
+        processed = self.reward_processor(number)
+        return math.nan if processed is None else float(processed)
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

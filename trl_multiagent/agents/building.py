@@ -17,7 +17,9 @@ def resolve_names(names: Sequence[str] | None, num_agents: int) -> list[str]:
     """The actors' names: the given ones, or `agent_0`, `agent_1`, ..."""
     names = [f"agent_{index}" for index in range(num_agents)] if names is None else list(names)
     if len(names) != num_agents:
-        raise ValueError(f"`agent_names` has {len(names)} entries ({names}), expected {num_agents}.")
+        raise ValueError(
+            f"`agent_names` has {len(names)} entries ({names}), expected {num_agents}, one for each actor."
+        )
     return names
 
 
@@ -38,7 +40,9 @@ def resolve_trainable(
     if trainable is None:
         trainable = able
     if len(trainable) != len(sources):
-        raise ValueError(f"`trainable_agents` has {len(trainable)} entries, expected {len(sources)}.")
+        raise ValueError(
+            f"`trainable_agents` has {len(trainable)} entries, expected {len(sources)}, one for each actor: {names}."
+        )
     for name, learns, can, config in zip(names, trainable, able, peft_configs, strict=True):
         if learns and not can:
             raise ValueError(
@@ -96,6 +100,7 @@ def build_agents(
             quantization_config=quantization_config,
             team_trainer=agents[0] if agents else None,
             trainable=trainable[index],
+            name=name,
         )
         check_vocabulary(name, agent.model, agent.processing_class)
         agents.append(agent)

@@ -47,6 +47,8 @@ class GRPOAgent(GRPOTrainer):
             A trainer whose accelerator is shared. The first actor of a team has none and makes it.
         trainable (`bool`, *optional*, defaults to `True`):
             Whether the actor learns. A frozen one only samples, and has no reference model.
+        name (`str`, *optional*):
+            The actor's name, for errors.
     """
 
     # Losses that are means over rows, and those that are sums over tokens divided by the tokens of all micro-batches
@@ -63,8 +65,10 @@ class GRPOAgent(GRPOTrainer):
         quantization_config=None,
         team_trainer=None,
         trainable: bool = True,
+        name: str = "the actor",
     ):
         self._team_trainer = team_trainer
+        self.name = name
         self.trainable = trainable
         # Rollouts that the team sampled and that were not consumed yet, and the rewards that belong to them
         self._rollouts: list[tuple] = []
@@ -143,21 +147,18 @@ class GRPOAgent(GRPOTrainer):
     @contextlib.contextmanager
     def _greedy(self) -> Iterator[None]:
         """Decode without sampling, and leave the metrics and the token count to what is trained."""
-        config = self.generation_config
-        metrics = {name: list(values) for name, values in self._metrics[self._mode].items()}
-        num_tokens = self.state.num_input_tokens_seen
+        config, num_tokens = self.generation_config, self.state.num_input_tokens_seen
         self.generation_config = copy.deepcopy(config)
         self.generation_config.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
         try:
-            yield
+            with self._unmeasured():
+                yield
         finally:
             self.generation_config = config
             self.state.num_input_tokens_seen = num_tokens
-            self._metrics[self._mode].clear()
-            self._metrics[self._mode].update(metrics)
 
     def discard(self, grouped: bool = True) -> None:
-        """Forget the sampled rollouts but for their metrics: nothing is learned from them. `grouped` as in `score`."""
+        """Forget the sampled rollouts, not their metrics: nothing is learned from them. `grouped` as in `score`."""
         self._take_rollouts()
         if not grouped:
             self._restate_lengths()
@@ -221,7 +222,13 @@ class GRPOAgent(GRPOTrainer):
             metrics["num_tokens"] = [self.state.num_input_tokens_seen]
 
     def loss(
-        self, model: nn.Module, inputs: dict[str, Any], num_splits: int = 1, row_scale: float = 1.0
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_splits: int = 1,
+        row_scale: float = 1.0,
+        part_scale: float = 1.0,
+        has_rows: bool = True,
     ) -> torch.Tensor:
         """
         TRL's loss of one micro-batch on the bare actor, scaled for gradient accumulation as TRL scales it.
@@ -233,34 +240,50 @@ class GRPOAgent(GRPOTrainer):
                 Inputs of the micro-batch.
             num_splits (`int`, *optional*, defaults to `1`):
                 Parts of a micro-step, each with a backward pass of its own: as if accumulation were that much finer.
-            row_scale (`float`, *optional*, defaults to `1.0`):
-                Rows in the batch, padding included, for each one that counts; undoes the padding in losses that are
-                means over rows.
+            row_scale, part_scale (`float`, *optional*, defaults to `1.0`):
+                Rows, and micro-batches, of the whole batch for each one that is not all padding; undoes the padding in
+                losses that are means over rows, and in terms that are means over micro-batches.
+            has_rows (`bool`, *optional*, defaults to `True`):
+                Whether the micro-batch has a row that is no padding, on any process. Otherwise it leaves no metrics.
         """
         if num_splits == 1 and row_scale == 1.0:
             return self._compute_loss(model, inputs)
         changed: dict[str, float] = {}
-        if self.loss_type in self.ROW_MEANS:
-            # Scaled before the loss, not after it: its entropy and router terms are no means over rows
-            inputs = {**inputs, "advantages": inputs["advantages"] * row_scale}
-            changed["beta"] = self.beta * row_scale
+        scale = row_scale if self.loss_type in self.ROW_MEANS else part_scale if self.loss_type == "bnpo" else 1.0
+        if scale != 1.0:
+            # Scaled before the loss, not after it: its entropy and router terms are means over micro-batches
+            inputs = {**inputs, "advantages": inputs["advantages"] * scale}
+            changed["beta"] = self.beta * scale
+        of_parts = part_scale
         if self.model.training:
             changed["current_gradient_accumulation_steps"] = self.current_gradient_accumulation_steps * num_splits
         elif self.loss_type in self.TOKEN_TOTALS:
-            # TRL does not accumulate in evaluation. What is no total over tokens is averaged
-            changed["entropy_coef"] = self.entropy_coef / num_splits
-            if self.aux_loss_enabled:
-                changed["router_aux_loss_coef"] = self.router_aux_loss_coef / num_splits
+            of_parts = part_scale / num_splits  # TRL does not accumulate in evaluation
+        if of_parts != 1.0 and not self.use_adaptive_entropy:  # an adaptive coefficient is changed by the loss itself
+            changed["entropy_coef"] = self.entropy_coef * of_parts
+        if of_parts != 1.0 and self.aux_loss_enabled:
+            changed["router_aux_loss_coef"] = self.router_aux_loss_coef * of_parts
         steps, before = self.args.steps_per_generation, {name: getattr(self, name) for name in changed}
         self.args.steps_per_generation = steps * num_splits
         vars(self).update(changed)
         try:
-            loss = self._compute_loss(model, inputs)
+            with contextlib.nullcontext() if has_rows else self._unmeasured():
+                loss = self._compute_loss(model, inputs)
         finally:
             self.args.steps_per_generation = steps
             vars(self).update(before)
         averaged = not self.model.training and self.loss_type not in self.TOKEN_TOTALS
         return loss / num_splits if averaged else loss
+
+    @contextlib.contextmanager
+    def _unmeasured(self) -> Iterator[None]:
+        """Inside, what TRL's code measures is not kept."""
+        metrics = {name: list(values) for name, values in self._metrics[self._mode].items()}
+        try:
+            yield
+        finally:
+            self._metrics[self._mode].clear()
+            self._metrics[self._mode].update(metrics)
 
     def is_taught_by(self, inputs: dict[str, Any]) -> bool:
         """Whether a micro-batch has something to learn for this actor: advantages, or a loss term without them."""
@@ -298,6 +321,11 @@ class GRPOAgent(GRPOTrainer):
         return merged
 
     def _tokenize_prompts(self, prompts: list):
+        if not isinstance(prompts[0], str) and not self._tokenizer.chat_template:
+            raise ValueError(
+                f"{self.name} gets a conversational prompt (a list of messages), but its tokenizer has no chat "
+                f"template. Set `tokenizer.chat_template`, use an instruction-tuned model, or give text as prompt."
+            )
         prompt_ids, images, fields = super()._tokenize_prompts(prompts)
         bos = self._tokenizer.bos_token
         if bos is not None and isinstance(prompts[0], str):
@@ -307,6 +335,12 @@ class GRPOAgent(GRPOTrainer):
                 ids[1:] if text.startswith(bos) and ids[:2] == [bos_id, bos_id] else ids
                 for text, ids in zip(prompts, prompt_ids, strict=True)
             ]
+        empty = next((prompt for prompt, ids in zip(prompts, prompt_ids, strict=True) if not ids), None)
+        if empty is not None:
+            raise ValueError(
+                f"{self.name} gets a prompt without any token: {empty!r}. Its formatter, or `external_transition`, "
+                f"must return a text that is not empty."
+            )
         return prompt_ids, images, fields
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):

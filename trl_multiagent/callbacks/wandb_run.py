@@ -1,10 +1,13 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """Which W&B run a training logs to."""
 
+import logging
 from typing import Any
 
 from transformers import TrainerCallback
 
+
+logger = logging.getLogger(__name__)
 
 # Ids of the runs that were started here; such a run ends when the next training starts one of its own
 _started: set[str] = set()
@@ -32,6 +35,8 @@ class WandbRunCallback(TrainerCallback):
             wandb.finish()
         if wandb.run is None:
             _started.add(wandb.init(**self.config).id)
+        elif wandb.run.id != self.config.get("id"):
+            logger.warning("A W&B run is active already (%s); it is used, and not `wandb_config`.", wandb.run.id)
 
 
 def wandb_identity() -> dict[str, Any] | None:

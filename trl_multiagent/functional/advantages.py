@@ -101,6 +101,10 @@ def group_advantages(returns: torch.Tensor, mode: AdvantageMode) -> torch.Tensor
         advantages = advantages.masked_fill(alone, torch.nan)
     if returns.dim() == 3:
         advantages = advantages.nanmean(dim=-1)
+        if mode != "raw":  # columns may cancel each other, but for rounding
+            size = returns.abs().nan_to_num(nan=0.0).amax(dim=(1, 2)).unsqueeze(1)
+            largest = advantages.abs().nan_to_num(nan=0.0).amax(dim=1, keepdim=True)
+            advantages = advantages.masked_fill(largest <= EQUAL_ATOL + EQUAL_RTOL * size, 0.0)
     return advantages.nan_to_num(nan=0.0)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._compat import shuffle_sequence_dict, split_tensor_dict
 from .interaction import Turn
 
 
@@ -78,8 +79,65 @@ class JointBatch:
         """This process's part of a tensor over the rows of all processes."""
         return values[self.process_index * self.num_rows : (self.process_index + 1) * self.num_rows]
 
+    def layout(self, num_splits: int, num_steps: int) -> dict[str, float]:
+        """
+        How the rows lie in the micro-batches of `num_steps` micro-steps, `num_splits` in each.
+
+        Returns:
+            `dict`: `num_splits`; `num_real`, the rows of this process that are no padding, and `most_real`, those of
+            the process that has most; `row_scale` and `part_scale`, the rows and the micro-batches of all processes
+            for each one that is not all padding.
+        """
+        real = [sum(counts) for counts in zip(*(turn.counts for turn in self.turns), strict=True)]
+        num_parts = num_splits * num_steps
+        return {
+            "num_splits": num_splits,
+            "num_real": real[self.process_index],
+            "most_real": max(real),
+            "row_scale": len(real) * self.num_rows / sum(real),
+            "part_scale": len(real) * num_parts / sum(min(count, num_parts) for count in real),
+        }
+
     def set_advantages(self, agent: int, advantages: Sequence[torch.Tensor]) -> None:
         """Replace an actor's advantages by those of its samples, `(S,)` for each turn."""
         inputs = self.inputs[agent]
         if inputs is not None:
             inputs["advantages"] = self.local(self.to_rows(advantages, padding=0.0))
+
+
+def split_batch(batch: dict[str, Any], num_steps: int, shuffle: bool) -> list[list[dict[str, Any]]]:
+    """
+    A flat batch as micro-steps, each a list of equally many micro-batches of one size.
+
+    Args:
+        batch (`dict`):
+            Tensors with first dimension R, and numbers: those of `JointBatch.layout` as `"batch/..."`.
+        num_steps (`int`):
+            Micro-steps.
+        shuffle (`bool`):
+            Whether rows come in random order. Without padding, it is that of TRL.
+
+    Returns:
+        list of lists of `dict`. Where there is padding, real rows are dealt out evenly, and `"batch/has_rows"` says
+        whether the micro-batch has any on any process.
+    """
+    num_splits, num_real = int(batch["batch/num_splits"]), int(batch["batch/num_real"])
+    num_parts = num_splits * num_steps
+    num_rows = next(len(value) for value in batch.values() if isinstance(value, torch.Tensor) and value.dim())
+    if num_real == num_rows:
+        parts = split_tensor_dict(shuffle_sequence_dict(batch) if shuffle else batch, num_parts)
+    else:
+        order = torch.randperm(num_real) if shuffle else torch.arange(num_real)
+        padding = list(range(num_real, num_rows))
+        parts = [{}] * num_parts
+        # First one micro-batch of each micro-step, then the next of each
+        dealt = [step * num_splits + split for split in range(num_splits) for step in range(num_steps)]
+        for position, part in enumerate(dealt):
+            rows = order[position::num_parts].tolist()
+            rows += [padding.pop() for _ in range(num_rows // num_parts - len(rows))]
+            parts[part] = {
+                name: value[rows] if isinstance(value, torch.Tensor) and value.dim() else value
+                for name, value in batch.items()
+            }
+            parts[part]["batch/has_rows"] = position < int(batch["batch/most_real"])
+    return [parts[step * num_splits : (step + 1) * num_splits] for step in range(num_steps)]

@@ -1,6 +1,7 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """From dataset rows to prompts."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ def prompt_text(prompt: Prompt) -> str:
 def check_prompt(prompt: Any, source: str) -> Prompt:
     """`prompt` itself, if it is a text or a list of messages; else a `ValueError` that names its source."""
     is_messages = isinstance(prompt, list) and prompt and is_conversational({"prompt": prompt})
+    is_messages = is_messages and all(isinstance(message, dict) and "content" in message for message in prompt)
     if not isinstance(prompt, str) and not is_messages:
         raise ValueError(
             f"{source}: the prompt is a {type(prompt).__name__} ({str(prompt)[:80]!r}), expected a text or a list of "
@@ -53,7 +55,7 @@ class ActorFormatter:
     def __init__(self, name: str, formatter: Formatter | None = None):
         self.name = name
         self.formatter = prompt_column if formatter is None else formatter
-        takes = accepted_keywords(self.formatter, ("external_prompts", "earlier_completions"))
+        takes = accepted_keywords(self.formatter, ("external_prompts",), explicit=("earlier_completions",))
         self.takes_external = "external_prompts" in takes
         self.takes_earlier = "earlier_completions" in takes
 
@@ -67,19 +69,26 @@ class ActorFormatter:
             earlier (list of `str`, *optional*):
                 In a sequential turn, what the actors before this one said.
         """
-        return check_prompt(self.formatter(dict(row), **self._earlier(earlier)), self.name)
+        return check_prompt(self.formatter(_own(row), **self._earlier(earlier)), self.name)
 
     def next_prompt(self, row: dict[str, Any], external: Prompt, earlier: Sequence[str] | None = None) -> Prompt:
         """
         The prompt of a later turn: the formatter sees the row with `prompt` replaced by what the environment said; the
         dataset's own prompt is then `_original_prompt`.
         """
-        replaced = {**row, ORIGINAL_PROMPT: row.get("prompt"), "prompt": external}
+        replaced = _own({**row, ORIGINAL_PROMPT: row.get("prompt"), "prompt": external})
         extra = {"external_prompts": external} if self.takes_external else {}
         return check_prompt(self.formatter(replaced, **extra, **self._earlier(earlier)), self.name)
 
     def _earlier(self, texts: Sequence[str] | None) -> dict[str, list[str]]:
         return {"earlier_completions": list(texts)} if self.takes_earlier and texts is not None else {}
+
+
+def _own(row: dict[str, Any]) -> dict[str, Any]:
+    """A row that a formatter may change, the messages of its prompts too."""
+    return {
+        name: copy.deepcopy(value) if name in ("prompt", ORIGINAL_PROMPT) else value for name, value in row.items()
+    }
 
 
 def resolve_formatters(
@@ -96,7 +105,9 @@ def resolve_formatters(
         return [ActorFormatter(name, formatters) for name in names]
     formatters = list(formatters)
     if len(formatters) != len(names):
-        raise ValueError(f"`formatters` has {len(formatters)} entries, expected {len(names)}, one for each actor.")
+        raise ValueError(
+            f"`formatters` has {len(formatters)} entries, expected {len(names)}, one for each actor ({names})."
+        )
     for index, formatter in enumerate(formatters):
         if not callable(formatter):
             raise TypeError(f"formatters[{index}] must map a dataset row to a prompt, got {type(formatter).__name__}.")
@@ -111,8 +122,8 @@ def check_formatters(
     turns the actors before are taken to have said nothing, which an actor may do.
 
     Raises:
-        ValueError: the row has no `prompt`, a prompt is neither text nor messages, or an actor that gets messages has
-            no chat template.
+        ValueError: the row has no `prompt`, a formatter fails, a prompt is neither text nor messages, an actor that
+            gets messages has no chat template, or a formatter wants to hear others in simultaneous turns.
     """
     for index, (formatter, tokenizer) in enumerate(zip(formatters, tokenizers, strict=True)):
         if formatter.formatter is prompt_column and "prompt" not in row:
@@ -120,7 +131,20 @@ def check_formatters(
                 f"{formatter.name} gets the column 'prompt', but the dataset has only the columns {sorted(row)}. "
                 f"Rename the column, or pass `formatters=`, which map a row to each actor's prompt."
             )
-        prompt = formatter.first_prompt(row, [""] * index if sequential else None)
+        if formatter.takes_earlier and not sequential:
+            raise ValueError(
+                f"The formatter of {formatter.name} takes `earlier_completions`, but turn_order='simultaneous': no "
+                f"actor hears another. Set turn_order='sequential'."
+            )
+        earlier = [""] * index if sequential else None
+        try:
+            prompt = formatter.first_prompt(row, earlier)
+        except Exception as error:
+            tried = f", with earlier_completions={earlier}, since an actor may say nothing" if sequential else ""
+            raise ValueError(
+                f"The formatter of {formatter.name} failed on the dataset's first row{tried} "
+                f"({type(error).__name__}: {error})."
+            ) from error
         if not isinstance(prompt, str) and not getattr(tokenizer, "chat_template", None):
             raise ValueError(
                 f"{formatter.name} gets a conversational prompt (a list of messages), but its tokenizer has no chat "
@@ -132,6 +156,6 @@ def check_one_kind(name: str, prompts: Sequence[Prompt]) -> None:
     """Raise a `ValueError` where one actor is asked both texts and message lists at once."""
     if len({isinstance(prompt, str) for prompt in prompts}) > 1:
         raise ValueError(
-            f"{name} got both texts and message lists as prompts in one batch. Its formatter must return the same "
-            f"kind for every row."
+            f"{name} got both texts and message lists as prompts in one batch. Its formatter, or "
+            f"`external_transition`, must return the same kind for every row."
         )

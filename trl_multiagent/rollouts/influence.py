@@ -8,6 +8,7 @@ task, hold the teammates' answers, and see how much the reward varies. With cros
 there already; otherwise a reward function is asked again.
 """
 
+import collections
 import itertools
 import logging
 import random
@@ -26,8 +27,11 @@ from .interaction import Turn
 
 logger = logging.getLogger(__name__)
 
-# Exchanges of different answers without any effect, before an actor is called lazy
-ENOUGH_EXCHANGES = 8
+# Tasks in which an actor gave different answers without any effect on its reward, before it is called lazy. What an
+# actor gives to one task is alike, so tasks count, and one whose share is a tenth goes unnoticed in a few of them.
+ENOUGH_TASKS = 32
+# Tasks of a process that are measured in a batch, where it takes reward calls
+MEASURED_TASKS = 4
 # Generation batches that may be measured one after the other until it is known who acts
 SETTLING_BATCHES = 16
 # A share of the variance that is rounding
@@ -73,10 +77,9 @@ class InfluenceMonitor:
         self.accelerator = accelerator
         self.every = every
         self._batches = 0
-        # For each watched actor: exchanges of different answers, and whether the reward ever changed
-        self._exchanges = dict.fromkeys(self.watched, 0)
+        # For each watched actor: tasks with different answers and varying rewards, and whether it ever had an effect
+        self._tasks = dict.fromkeys(self.watched, 0)
         self._acts = dict.fromkeys(self.watched, False)
-        self._reward_varies = False
         # Running sums of effect and variance
         self._sums = dict.fromkeys(self.watched, (0.0, 0.0))
         self._warned: set[int] = set()
@@ -85,114 +88,108 @@ class InfluenceMonitor:
         """What was measured so far, as JSON."""
         return {
             "batches": self._batches,
-            "reward_varies": self._reward_varies,
             "warned": sorted(self._warned),
-            "actors": [
-                [agent, self._exchanges[agent], self._acts[agent], *self._sums[agent]] for agent in self.watched
-            ],
+            "actors": [[agent, self._tasks[agent], self._acts[agent], *self._sums[agent]] for agent in self.watched],
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        self._batches, self._reward_varies = state["batches"], state["reward_varies"]
-        self._warned = set(state["warned"])
-        for agent, exchanges, acts, effect, variance in state["actors"]:
-            self._exchanges[agent], self._acts[agent], self._sums[agent] = exchanges, acts, (effect, variance)
+        self._batches, self._warned = state["batches"], set(state["warned"])
+        for agent, tasks, acts, effect, variance in state["actors"]:
+            self._tasks[agent], self._acts[agent], self._sums[agent] = tasks, acts, (effect, variance)
 
-    def is_due(self, crossed: bool) -> bool:
-        """Whether this training batch is to be measured; ask once for each. Crossed, it costs nothing."""
-        unknown = any(not self._acts[agent] and agent not in self._warned for agent in self.watched)
-        settling = unknown and self._batches < SETTLING_BATCHES
-        due = self.every > 0 and (settling or self._batches % self.every == 0)
+    def due(self, crossed: bool) -> list[int]:
+        """The actors to measure in this training batch; ask once for each. Crossed joint responses cost nothing."""
+        regular = self.every > 0 and self._batches % self.every == 0
+        settling = self.every > 0 and self._batches < SETTLING_BATCHES
         self._batches += 1
-        return bool(self.watched) and (due or crossed)
+        if regular or crossed:
+            return self.watched
+        unknown = [agent for agent in self.watched if not self._acts[agent] and agent not in self._warned]
+        return unknown if settling else []
 
-    def measure(self, batch: JointBatch, crossed: bool) -> dict[int, float]:
+    def measure(self, batch: JointBatch, crossed: bool, agents: Sequence[int]) -> dict[int, float]:
         """
-        Measure on a training batch. Call it on every process.
+        Measure on a training batch of single turns. Call it on every process.
 
         Args:
             batch ([`JointBatch`]):
-                The batch; its first turn is looked at.
+                The batch.
             crossed (`bool`):
                 Whether its joint responses are combinations.
+            agents (list of `int`):
+                The actors, from `due`.
 
         Returns:
             `dict`: each measured actor's share; 0 for one without any influence, 1 for one that decides alone. Shares
             sum to more than 1 where actors act together.
         """
-        turn, returns = batch.turns[0], batch.returns[0]
+        turn, rewards = batch.turns[0], batch.rewards[0]
         shares = {}
-        for agent in self.watched:
-            tables = self._crossed(turn, agent, returns) if crossed else self._exchanged(turn, agent, returns)
-            shares[agent] = self._share(agent, *tables)
-        self._warn()
+        for agent in agents:
+            measured = self._crossed(turn, agent, rewards) if crossed else self._exchanged(turn, agent, rewards)
+            shares[agent] = self._share(agent, *measured)
+        self._warn(agents)
         return {agent: share for agent, share in shares.items() if share is not None}
 
-    def _crossed(self, turn: Turn, agent: int, returns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-        contexts = group_table(turn.contexts)
-        table = returns[agent][turn.pairing.columns[agent][contexts].to(returns.device)]  # (K, G, P)
-        members = turn.pairing.members
+    def _crossed(self, turn: Turn, agent: int, rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Rewards by the actor's choice, `(K, G, P)`, variances of the tasks, `(K,)`, and tasks of use here."""
+        table = rewards[agent][turn.pairing.columns[agent][group_table(turn.contexts)].to(rewards.device)]
+        members, first = turn.pairing.members, turn.first_members
         variances = []
-        for context in range(len(contexts)):
-            own = [joint for joint, sample in enumerate(turn.first_members) if turn.contexts[sample] == context]
+        for own in _by_value([turn.contexts[sample] for sample in first]):
             if len(own) > MOST_PAIRED:  # neighbours share answers, so they are picked all over
                 own = random.Random(0).sample(own, MOST_PAIRED)
-            variances.append(_variance(members[own], returns[agent][own]))
-        return table, torch.stack(variances), self._different(turn, agent) * table.size(2)
+            variances.append(_variance(members[own], rewards[agent][own]))
+        local = turn.contexts[turn.start : turn.start + len(turn.branches)]
+        texts = turn.completions[agent]
+        useful = [len({texts[s] for s in own}) > 1 and variances[local[own[0]]] > 0 for own in _by_value(local)]
+        return table, torch.stack(variances), sum(map(bool, useful))
 
-    def _different(self, turn: Turn, agent: int) -> int:
-        """Pairs of neighbouring samples of one context, on this process, with different texts."""
-        own = turn.contexts[turn.start : turn.start + len(turn.branches)]
-        pairs = zip(itertools.pairwise(own), itertools.pairwise(turn.completions[agent]), strict=True)
-        return sum(contexts[0] == contexts[1] and texts[0] != texts[1] for contexts, texts in pairs)
-
-    def _exchanged(self, turn: Turn, agent: int, returns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """One task of this process again, with the actor's answers moved on by one. Empty if no task is whole here."""
-        empty = returns.new_empty(0, 2, 1), returns.new_empty(0), 0
+    def _exchanged(self, turn: Turn, agent: int, rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Some tasks of this process again, with the actor's answers moved on by one; as for `_crossed`."""
         own = turn.tasks[turn.start : turn.start + len(turn.branches)]
-        samples = next((s for s in _by_value(own) if len(s) > 1 and turn.tasks.count(own[s[0]]) == len(s)), None)
-        if samples is None:
-            return empty
-        moved = samples[1:] + samples[:1]
-        texts = [[said[s] for s in (moved if a == agent else samples)] for a, said in enumerate(turn.completions)]
-        again = self.reward(texts, [turn.rows[s] for s in samples], [len(samples)], turn.number)
-        first = turn.start + samples[0]
-        before = returns[agent][first : first + len(samples)]
-        after = self.weighted(again.to(returns.device))[agent]
-        said = turn.completions[agent]
-        different = sum(said[a] != said[b] for a, b in zip(samples, moved, strict=True))
-        variance = (nan_std(before, dim=0) ** 2).reshape(1)
-        return torch.stack([before, after], dim=1).unsqueeze(-1), variance, different
+        sizes = collections.Counter(turn.tasks)
+        whole = [s for s in _by_value(own) if 1 < len(s) == sizes[own[s[0]]]][:MEASURED_TASKS]
+        tables, variances, useful = [rewards.new_empty(0, 2, 1)], [], 0
+        for samples in whole:
+            moved = samples[1:] + samples[:1]
+            texts = [[said[s] for s in (moved if a == agent else samples)] for a, said in enumerate(turn.completions)]
+            again = self.reward(texts, [turn.rows[s] for s in samples], [len(samples)], turn.number)
+            before = rewards[agent][turn.start + samples[0] : turn.start + samples[0] + len(samples)]
+            after = self.weighted(again.to(rewards.device))[agent]
+            tables.append(torch.stack([before, after], dim=1).unsqueeze(-1))
+            variances.append((nan_std(before, dim=0) ** 2).reshape(()))
+            useful += bool(variances[-1] > 0) and len({turn.completions[agent][s] for s in samples}) > 1
+        return torch.cat(tables), torch.stack(variances) if variances else rewards.new_empty(0), useful
 
-    def _share(self, agent: int, table: torch.Tensor, variances: torch.Tensor, different: int) -> float | None:
+    def _share(self, agent: int, table: torch.Tensor, variances: torch.Tensor, useful: int) -> float | None:
         """Total effect over variance, over all processes and the latest measurements."""
         effect = total_effect(table) if len(table) else table.new_tensor(torch.nan)
         variance = variances.nanmean() if len(variances) else effect
         known = not (effect.isnan() or variance.isnan())
-        numbers = [effect.item(), variance.item(), 1.0, float(different)] if known else [0.0] * 4
+        numbers = [effect.item(), variance.item(), 1.0, float(useful)] if known else [0.0] * 4
         totals = self.accelerator.reduce(torch.tensor(numbers, device=self.accelerator.device), reduction="sum")
-        effect, variance, measured, different = totals.tolist()
-        self._reward_varies = self._reward_varies or variance > 0
+        effect, variance, measured, useful = totals.tolist()
         self._acts[agent] = self._acts[agent] or effect > NO_EFFECT * variance
         if not measured or not variance:
             return None
-        self._exchanges[agent] += int(different)
+        self._tasks[agent] += int(useful)
         past_effect, past_variance = self._sums[agent]
         self._sums[agent] = MEMORY * past_effect + effect, MEMORY * past_variance + variance
         return self._sums[agent][0] / self._sums[agent][1]
 
-    def _warn(self) -> None:
-        for agent in self.watched:
-            lazy = not self._acts[agent] and self._exchanges[agent] >= ENOUGH_EXCHANGES
-            if lazy and self._reward_varies and agent not in self._warned:
-                self._warned.add(agent)
-                logger.warning(
-                    "The reward of %s does not depend on it: it stayed the same in all of %d exchanges of its answers "
-                    "for others, while it varied with what the teammates said. It learns noise. Check `reward_func`, "
-                    "or freeze the actor with `trainable_agents`.",
-                    self.names[agent],
-                    self._exchanges[agent],
-                )
+    def _warn(self, agents: Sequence[int]) -> None:
+        for agent in agents:
+            if self._acts[agent] or self._tasks[agent] < ENOUGH_TASKS or agent in self._warned:
+                continue
+            self._warned.add(agent)
+            logger.warning(
+                "The reward of %s seems not to depend on what it says: in %d tasks it stayed the same when the "
+                "actor's answers were exchanged for others, while it varied with the teammates'. The actor then "
+                "learns noise. Check `reward_func`, or freeze the actor with `trainable_agents`.",
+                self.names[agent],
+                self._tasks[agent],
+            )
 
 
 def _variance(members: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:

@@ -40,8 +40,8 @@ class RolloutSettings:
         sequential (`bool`): whether the actors of a turn speak one after the other, each with what was said before.
         cross (`bool`): whether samples form joint responses in all combinations, instead of number by number.
         cross_samples (`int`, *optional*): with `cross`, teammate tuples for each actor; `None` for all.
-        early_termination_threshold (`float`, *optional*): a context (tree) or a joint response (chain) whose mean
-            reward is above it is not continued.
+        early_termination_threshold (`float`, *optional*): a context (tree) or a joint response (chain) whose reward,
+            a mean over its joint responses and over the actors, is above it is not continued.
         external_prompt_passthrough (`bool`): whether the environment's prompts are used as they are.
         seed (`str`): seed of the draw of teammates.
         greedy (`bool`): whether the actors take their most probable tokens, and keep nothing for training.
@@ -219,8 +219,7 @@ class Interaction:
         for index, (actor, formatter) in enumerate(zip(self.actors, self.formatters, strict=True)):
             asked = self._ask(index, formatter, branches, completions, settings)
             check_one_kind(formatter.name, asked)
-            if fillers[index] is None and asked:
-                fillers[index] = asked[0]
+            fillers[index] = asked[0] if asked else fillers[index]
             said: list[str] = []
             padded = asked + [fillers[index]] * (size - len(asked))
             for start in range(0, size, max(limit, 1)):

@@ -12,9 +12,9 @@ from .formatters import ActorFormatter, check_formatters
 
 def check_tasks(
     dataset: Any, formatters: Sequence[ActorFormatter], tokenizers: Sequence, sequential: bool = False
-) -> None:
+) -> dict[str, Any]:
     """
-    Check a dataset, and every actor's formatter and chat template on its first row.
+    Check a dataset, and every actor's formatter and chat template on its first row, which is returned.
 
     Raises:
         TypeError: it is no dataset of the library `datasets`.
@@ -29,6 +29,7 @@ def check_tasks(
     if row is None:
         raise ValueError("The dataset is empty; it needs at least one row.")
     check_formatters(row, formatters, tokenizers, sequential)
+    return row
 
 
 def prepare_streaming(args: TrainingArguments) -> None:

@@ -1,6 +1,7 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """Between two turns: calling the user's environment and checking what it says."""
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -42,11 +43,12 @@ class Transition:
 
     Args:
         function (`Callable`):
-            Called for each joint response that goes on, as `f(prompt=, agent_completions=, num_agents=)`; also with
+            Called for each joint response that goes on, as `f(prompt=, agent_completions=, num_agents=)`, where
+            `prompt` is the dataset's in every turn (`None` without such a column); also with
             `prompt_history_per_agent=` and `response_history_per_agent=` (lists over the turns for each actor, the
-            latest turn included) if it takes them, and with `batch_item=` (the dataset row) and `turn=` (the number of
-            the turn that just ended, from 1) if it names them. It returns the next prompt of each actor. It may be
-            async.
+            latest turn included; prompts as the actor got them) if it takes them, and with `batch_item=` (the dataset
+            row) and `turn=` (the number of the turn that just ended, from 1) if it names them. It returns the next
+            prompt of each actor. It may be async.
         names (list of `str`):
             Names of the actors.
 
@@ -106,17 +108,18 @@ class Transition:
         return [self._checked(output) for output in outputs]
 
     def _call(self, row: dict[str, Any], history: History, turn: int) -> Any:
+        # Branches share what they came from, and a function may build the next prompt in place: it gets copies
         offered = {
-            "prompt_history_per_agent": [list(past) for past in history.prompts],
-            "response_history_per_agent": [list(past) for past in history.responses],
-            "batch_item": dict(row),
+            "prompt_history_per_agent": history.prompts,
+            "response_history_per_agent": history.responses,
+            "batch_item": row,
             "turn": turn,
         }
         return self.function(
-            prompt=row.get("prompt"),
+            prompt=copy.deepcopy(row.get("prompt")),
             agent_completions=[past[-1] for past in history.responses],
             num_agents=len(self.names),
-            **{name: value for name, value in offered.items() if name in self._takes},
+            **{name: copy.deepcopy(value) for name, value in offered.items() if name in self._takes},
         )
 
     def _checked(self, output: Any) -> list[Prompt]:
@@ -127,5 +130,6 @@ class Transition:
                 f"{len(self.names)} prompts, one for each actor."
             )
         return [
-            check_prompt(prompt, f"'{self.name}', for {name}") for name, prompt in zip(self.names, output, strict=True)
+            copy.deepcopy(check_prompt(prompt, f"The external transition '{self.name}', for {name}"))
+            for name, prompt in zip(self.names, output, strict=True)
         ]

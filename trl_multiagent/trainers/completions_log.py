@@ -1,6 +1,7 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """A table of what the actors were asked and answered."""
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +22,9 @@ class CompletionsLog:
     Keeps the latest batch and writes it to `output_dir/completions/completions_<step>.parquet`.
 
     The table has one row for each sample: `step`, `turn` (from 1), for each actor `<name>/prompt`, `<name>/completion`
-    and, if it learns, `<name>/advantage`, and for each reward function `<name>/<function>` (or `<function>` where the
-    actors share the rewards). With crossed joint responses a sample's reward is the mean over its own.
+    and, if it learns, `<name>/advantage`, and for each reward function `<name>/rewards/<function>` (or
+    `rewards/<function>` where the actors share the rewards). With crossed joint responses a sample's reward is the
+    mean over its own. Messages are JSON where an actor was also asked texts.
 
     Args:
         agent_names (sequence of `str`):
@@ -49,6 +51,12 @@ class CompletionsLog:
             for turns in own_rewards
             for own, first in zip(turns, own_rewards[0], strict=True)
         )
+        # One sync for each actor; the mean where each token has an advantage of its own
+        advantages = [
+            None if inputs is None else inputs["advantages"].view(batch.num_rows, -1).float().mean(dim=1).tolist()
+            for inputs in batch.inputs
+        ]
+        own_rewards = [[values.tolist() for values in turns] for turns in own_rewards]
         rows: list[dict[str, Any]] = []
         for number, turn in enumerate(batch.turns):
             for sample in range(len(turn.branches)):
@@ -56,11 +64,12 @@ class CompletionsLog:
                 for index, name in enumerate(self.agent_names):
                     row[f"{name}/prompt"] = turn.prompts[index][sample]
                     row[f"{name}/completion"] = turn.completions[index][sample]
-                    if batch.inputs[index] is not None:
-                        row[f"{name}/advantage"] = _as_number(batch.inputs[index]["advantages"][len(rows)])
-                    values = own_rewards[index][number][turn.start + sample].tolist()
-                    for function, value in zip(self.reward_names, values, strict=True):
-                        row[function if shared else f"{name}/{function}"] = value
+                    if advantages[index] is not None:
+                        row[f"{name}/advantage"] = advantages[index][len(rows)]
+                    for function, value in zip(
+                        self.reward_names, own_rewards[index][number][turn.start + sample], strict=True
+                    ):
+                        row[f"rewards/{function}" if shared else f"{name}/rewards/{function}"] = value
                 rows.append(row)
         self._rows = gather_object(rows)
 
@@ -78,6 +87,12 @@ class CompletionsLog:
             return
         frame = pd.DataFrame(self._rows)
         frame.insert(0, "step", step)
+        for name in self.agent_names:
+            prompts = frame[f"{name}/prompt"]
+            if prompts.map(type).nunique() > 1:  # a column has one type
+                frame[f"{name}/prompt"] = prompts.map(
+                    lambda prompt: prompt if isinstance(prompt, str) else json.dumps(prompt)
+                )
         if is_rich_available():
             self._print(frame, args.num_completions_to_print, step)
         directory = os.path.join(args.output_dir, "completions")
@@ -90,7 +105,10 @@ class CompletionsLog:
 
     def _print(self, frame: pd.DataFrame, count: int | None, step: int) -> None:
         for name in self.agent_names:
-            rewards = {f: frame[f if f in frame else f"{name}/{f}"].tolist() for f in self.reward_names}
+            columns = {f: f"rewards/{f}" for f in self.reward_names}
+            rewards = {
+                f: frame[column if column in frame else f"{name}/{column}"].tolist() for f, column in columns.items()
+            }
             advantage = f"{name}/advantage"
             print_prompt_completions_sample(
                 frame[f"{name}/prompt"].astype(str).tolist(),
@@ -100,11 +118,6 @@ class CompletionsLog:
                 step,
                 count,
             )
-
-
-def _as_number(advantage: torch.Tensor) -> float:
-    """A sample's advantage; the mean where each of its tokens has one."""
-    return advantage.float().mean().item()
 
 
 def _table_backends(args: MultiAgentConfig) -> list:

@@ -1,6 +1,7 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """What all team trainers share in their configs."""
 
+import math
 import os
 from contextlib import nullcontext
 from dataclasses import MISSING, dataclass, field, fields
@@ -105,7 +106,8 @@ class MultiAgentConfig(GRPOConfig):
             Weight of the next turn's return in a turn's return.
         early_termination_threshold (`float`, *optional*):
             Reward above which an interaction ends early: the mean reward of the joint responses to one context in a
-            tree, the joint response's own reward in a chain.
+            tree, the joint response's own reward in a chain; where actors have rewards of their own, the mean over the
+            actors.
         external_prompt_passthrough (`bool`, *optional*, defaults to `False`):
             Whether the prompts of `external_transition` are used as they are. By default each goes through the actor's
             formatter, as the `prompt` of the row (the dataset's own is then `_original_prompt`).
@@ -146,12 +148,18 @@ class MultiAgentConfig(GRPOConfig):
     )
     agent_names: list[str] | None = field(
         default=None,
-        metadata={"help": "Names of the actors in metrics, tables and errors. Default: agent_0, agent_1, ..."},
+        metadata={
+            "help": "Names of the actors in metrics, tables and errors. If not set, agent_0, agent_1, ... (in the "
+            "examples their roles)."
+        },
     )
     # On the command line each entry is a word, so that is the declared type
     trainable_agents: list[str] | None = field(
         default=None,
-        metadata={"help": "Which actors learn; a frozen one only samples. Default: those with trainable parameters."},
+        metadata={
+            "help": "Which actors learn: true or false for each; a frozen one only samples. If not set, those with "
+            "trainable parameters."
+        },
     )
     num_turns: int = field(
         default=1,
@@ -279,14 +287,17 @@ class MultiAgentConfig(GRPOConfig):
     def _check_interaction(self) -> None:
         check_choice("turn_order", self.turn_order, ("simultaneous", "sequential"))
         check_choice("rollout_mode", self.rollout_mode, ("tree", "chain"))
+        for name in ("agent_names", "trainable_agents"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, (list, tuple)):
+                raise ValueError(f"{name}={value!r}, expected a list with one entry for each actor.")
         if self.trainable_agents is not None:
             self.trainable_agents = [as_bool("trainable_agents", entry) for entry in self.trainable_agents]
-        if self.num_turns < 1:
-            raise ValueError(f"num_turns={self.num_turns}, expected 1 or more.")
-        if not 0 <= self.discount <= 1:
-            raise ValueError(f"discount={self.discount}, expected a number from 0 to 1.")
-        if self.influence_steps < 0:
-            raise ValueError(f"influence_steps={self.influence_steps}, expected 0 (never) or more.")
+        check_number("num_turns", self.num_turns, int, 1)
+        check_number("discount", self.discount, float, 0, 1)
+        check_number("influence_steps", self.influence_steps, int, 0)
+        if self.early_termination_threshold is not None:
+            check_number("early_termination_threshold", self.early_termination_threshold, float)
         if self.turn_order == "sequential" and self.external_prompt_passthrough and self.num_turns > 1:
             raise ValueError(
                 "turn_order='sequential' and external_prompt_passthrough=True: after the first turn no formatter "
@@ -297,13 +308,19 @@ class MultiAgentConfig(GRPOConfig):
                 "multi_objective_aggregation='normalize_then_sum' compares the rewards of single turns, so it does "
                 f"not fit num_turns={self.num_turns}. Weigh the functions with `reward_weights` instead."
             )
-        names = self.agent_names or []
-        reserved = [name for name in names if name.split("_")[0] in ("critic", "turn", "eval", "train", "rewards")]
-        if len(set(names)) < len(names) or reserved or not all(name and "/" not in name for name in names):
-            raise ValueError(
-                f"agent_names={names}: expected different, non-empty names without '/', none of them beginning with "
-                "critic, turn, eval, train or rewards, which name other metrics."
-            )
+        self._check_names(self.agent_names or [])
+
+    def _check_names(self, names: list[str]) -> None:
+        words = all(isinstance(name, str) and name and "/" not in name for name in names)
+        if not words or len(set(names)) < len(names):
+            raise ValueError(f"agent_names={names}: expected different, non-empty texts without '/'.")
+        for index, name in enumerate(names):
+            kind, _, number = name.partition("_")
+            if kind in ("critic", "turn", "eval", "train", "rewards") or (kind == "agent" and number != str(index)):
+                raise ValueError(
+                    f"agent_names={names}: {name!r} would be taken for something else. Names that begin with critic, "
+                    "turn, eval, train or rewards name other metrics, and agent_i is the i-th actor."
+                )
 
     def _merge_words(self) -> None:
         """Bring the documents' words and Hugging Face's together; an error if both are given and differ."""
@@ -355,6 +372,14 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise a `ValueError` that names the choices if `value` is none of them."""
     if value not in choices:
         raise ValueError(f"{name}={value!r}, expected one of {', '.join(map(repr, choices))}.")
+
+
+def check_number(name: str, value: Any, kind: type, low: float = -math.inf, high: float = math.inf) -> None:
+    """Raise a `ValueError` that names the expected range if `value` is no such number. An `int` is a `float` too."""
+    is_number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or math.isinf(value):
+        bounds = f" from {low} to {high}" if high < math.inf else f", {low} or more" if low > -math.inf else ""
+        raise ValueError(f"{name}={value!r}, expected {'a number' if kind is float else 'a whole number'}{bounds}.")
 
 
 def as_bool(name: str, value: bool | str) -> bool:

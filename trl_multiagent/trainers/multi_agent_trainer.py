@@ -15,7 +15,6 @@ from accelerate.utils import set_seed
 from torch import nn
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
-from .._compat import shuffle_sequence_dict, split_tensor_dict
 from ..agents.building import build_agents, resolve_names, resolve_peft_configs, resolve_trainable
 from ..agents.loading import (
     ModelLike,
@@ -41,7 +40,7 @@ from ..placement.backends import (
     start_backend,
 )
 from ..rewards import JointReward, RewardFunc
-from ..rollouts.batch import JointBatch
+from ..rollouts.batch import JointBatch, split_batch
 from ..rollouts.formatters import Formatter, resolve_formatters
 from ..rollouts.influence import InfluenceMonitor
 from ..rollouts.interaction import Interaction, RolloutSettings, Turn
@@ -157,7 +156,8 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         evaluated = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
         for dataset in [train_dataset, *evaluated]:
             if dataset is not None:
-                check_tasks(dataset, self.formatters, tokenizers, args.turn_order == "sequential")
+                row = check_tasks(dataset, self.formatters, tokenizers, args.turn_order == "sequential")
+                self._check_row(row)
         if isinstance(train_dataset, datasets.IterableDataset):
             prepare_streaming(args)  # before the first actor makes the accelerator
         self._loaded_by_name = {f"agent_{index}" for index, source in enumerate(sources) if isinstance(source, str)}
@@ -207,7 +207,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
             self.reward,
             self._weighted,
             self.accelerator,
-            args.influence_steps if args.num_turns == 1 else 0,
+            args.influence_steps,
         )
         if args.sync_ref_model:
             self._sync_references()
@@ -227,7 +227,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         return self.model.critics
 
     def _check_interaction(self, external_transition: Callable | None) -> Transition | None:
-        """The environment between turns, if there are turns; an error for what could have no effect."""
+        """The environment between turns, if it is given; an error where it is missing."""
         args = self.args
         if args.num_turns > 1 and external_transition is None:
             raise ValueError(
@@ -240,7 +240,15 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
                 "turn_order='sequential', but no formatter after the first takes `earlier_completions`, so no actor "
                 "would hear those before it. Pass `formatters=` with such a parameter."
             )
+        if external_transition is not None and args.num_turns == 1:
+            logger.warning(
+                "`external_transition` is given, but num_turns=1, so it is never called. Set `num_turns` (its default "
+                "in CoMLRL is 2)."
+            )
         return None if external_transition is None else Transition(external_transition, self.agent_names)
+
+    def _check_row(self, row: dict[str, Any]) -> None:
+        """Check a dataset's first row for what the trainer itself reads of it."""
 
     def _watched_agents(self) -> list[int]:
         """The actors whose influence can be measured: those that learn, and that act by the reward alone."""
@@ -299,18 +307,12 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         bring more rows. In training, a generation batch is sampled once and its parts are handed out.
         """
         if not self.model.training:
-            return self._split(self._sample_and_score(rows), 1)[0]
+            return split_batch(self._sample_and_score(rows), 1, shuffle=False)[0]
         args = self.args
         if self._step % (args.steps_per_generation * args.num_iterations) == 0 or self._buffered_inputs is None:
-            batch = shuffle_sequence_dict(self._sample_and_score(rows))
-            self._buffered_inputs = self._split(batch, args.steps_per_generation)
+            batch = self._sample_and_score(rows)
+            self._buffered_inputs = split_batch(batch, args.steps_per_generation, shuffle=True)
         return self._buffered_inputs[self._step % args.steps_per_generation]
-
-    def _split(self, batch: dict[str, Any], num_steps: int) -> list[list[dict[str, Any]]]:
-        """A flat batch as `num_steps` micro-steps of equally many micro-batches."""
-        num_splits = int(batch["batch/num_splits"])
-        parts = split_tensor_dict(batch, num_steps * num_splits)
-        return [parts[step * num_splits : (step + 1) * num_splits] for step in range(num_steps)]
 
     def _rollout_settings(self, mode: str) -> RolloutSettings:
         """How a batch is rolled out; evaluation follows each joint response alone."""
@@ -347,15 +349,14 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
             )
         self._credit(batch)
         self._note(batch, settings)
-        total = num_rows * self.accelerator.num_processes
-        scalars = {"num_splits": num_splits, "row_scale": total / batch.num_samples}
         flat = {
             f"agent_{index}/{name}": value
             for index, part in enumerate(batch.inputs)
             for name, value in (part or {}).items()
         }
+        layout = batch.layout(num_splits, self.args.steps_per_generation if mode == "train" else 1)
         flat |= {f"critic/{name}": value for name, value in batch.critic_inputs.items()}
-        return flat | {f"batch/{name}": torch.tensor(value) for name, value in scalars.items()}
+        return flat | {f"batch/{name}": torch.tensor(value) for name, value in layout.items()}
 
     def _returns(self, turns: list[Turn]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Weighted rewards and returns of every turn, each `(N, J)`."""
@@ -381,10 +382,13 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         if mode != "train":
             return
         self.env_step += batch.num_joint_responses
-        if not self._influence.is_due(settings.cross):
+        if settings.num_turns > 1:
+            return  # what is said in one turn acts by way of the next ones
+        agents = self._influence.due(settings.cross)
+        if not agents:
             return
         with own_random_state(self.args.seed):  # a reward function may draw
-            shares = self._influence.measure(batch, settings.cross)
+            shares = self._influence.measure(batch, settings.cross, agents)
         for index, share in shares.items():
             self._metrics.add(mode, f"{self.agent_names[index]}/reward_variance_share", share)
 
@@ -409,13 +413,14 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         return loss
 
     def _step_loss(self, team: MultiAgentModel, inputs: dict[str, Any]) -> torch.Tensor:
-        num_splits, row_scale = int(inputs["batch/num_splits"]), float(inputs["batch/row_scale"])
+        layout = {name: inputs[f"batch/{name}"].item() for name in ("num_splits", "row_scale", "part_scale")}
+        num_splits, has_rows = layout["num_splits"], inputs.get("batch/has_rows", True)
         losses = []
         for index, (agent, actor) in enumerate(zip(self.agent_trainers, team.agents, strict=True)):
             if not agent.trainable:
                 continue
             part = _part(inputs, f"agent_{index}/")
-            losses.append(agent.loss(actor, part, num_splits, row_scale))
+            losses.append(agent.loss(actor, part, **layout, has_rows=has_rows))
             if self._decay_guard is not None and team.training:
                 self._decay_guard.note(f"agent_{index}", agent.is_taught_by(part))
         if len(team.critics):
@@ -468,8 +473,9 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
             return super()._clip_grad_norm(model)
         entities = dict(self.model.entities())
         norms = clip_grad_norms(self.accelerator, entities.values(), self.args.max_grad_norm)
-        for name, norm in zip(entities, norms, strict=True):
-            self._metrics.add("train", f"{self._shown_name(name)}/grad_norm", norm.item())
+        for (name, module), norm in zip(entities.items(), norms, strict=True):
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                self._metrics.add("train", f"{self._shown_name(name)}/grad_norm", norm.item())
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
     def _shown_name(self, entity: str) -> str:

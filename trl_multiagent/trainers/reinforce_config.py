@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass, field
 
-from .multi_agent_config import MultiAgentConfig, check_choice
+from .multi_agent_config import MultiAgentConfig, check_choice, check_number
 
 
 @dataclass
@@ -21,7 +21,8 @@ class ReinforceConfig(MultiAgentConfig):
             the same task in the same turn, in a chain (AT-GRPO, arXiv 2510.11062). `"actor"`: all that the same actor
             said to the same task, in all turns, where each trajectory counts once (Dr. MAS, arXiv 2602.08847); only
             with `advantage_mode="mean"`. `"role"`: a running mean of the actor's own returns (RAE of SPIRAL, arXiv
-            2506.24119), which needs no group; it replaces the baseline of `advantage_mode`.
+            2506.24119) in the same turn, which begins at 0 and needs no group; it replaces the baseline of
+            `advantage_mode`, and needs `scale_rewards="none"`.
         role_baseline_decay (`float`, *optional*, defaults to `0.95`):
             With `advantage_groups="role"`, how much of the running mean a sample keeps.
         role_baseline_column (`str`, *optional*):
@@ -77,6 +78,7 @@ class ReinforceConfig(MultiAgentConfig):
         check_choice("advantage_mode", self.advantage_mode, ("raw", "mean", "rloo", "max"))
         check_choice("advantage_groups", self.advantage_groups, ("turn", "actor", "role"))
         check_choice("joint_mode", self.joint_mode, ("aligned", "cross"))
+        check_choice("scale_rewards", self.scale_rewards, ("group", "batch", "none", True, False))
         super().__post_init__()
         self._check_credit()
         self._check_cross()
@@ -88,14 +90,16 @@ class ReinforceConfig(MultiAgentConfig):
         """Whether the baseline of a return is taken from its group."""
         return self.advantage_mode != "raw" and self.advantage_groups != "role"
 
+    def _baseline(self) -> str:
+        """The options that choose the baseline, for errors."""
+        return f"advantage_mode={self.advantage_mode!r}, advantage_groups={self.advantage_groups!r}"
+
     def _check_credit(self) -> None:
-        if not 0 <= self.role_baseline_decay < 1:
-            raise ValueError(f"role_baseline_decay={self.role_baseline_decay}, expected a number from 0 up to 1.")
+        check_number("role_baseline_decay", self.role_baseline_decay, float, 0, 1)
         if self.scale_rewards != "none" and not self._has_group_baseline():
             raise ValueError(
-                f"scale_rewards={self.scale_rewards!r} with a baseline that is not the group's (advantage_mode="
-                f"{self.advantage_mode!r}, advantage_groups={self.advantage_groups!r}): rewards that are almost equal "
-                "would be divided by almost 0. Set scale_rewards='none'."
+                f"scale_rewards={self.scale_rewards!r} with a baseline that is not the group's ({self._baseline()}): "
+                "rewards that are almost equal would be divided by almost 0. Set scale_rewards='none'."
             )
         plain = self.advantage_mode == "mean" and self.advantage_groups == "turn" and self.joint_mode == "aligned"
         if self.multi_objective_aggregation == "normalize_then_sum" and not plain:
@@ -116,11 +120,13 @@ class ReinforceConfig(MultiAgentConfig):
             )
 
     def _check_cross(self) -> None:
-        if self.cross_samples is not None and (self.cross_samples < 1 or self.joint_mode != "cross"):
-            raise ValueError(
-                f"cross_samples={self.cross_samples}, joint_mode={self.joint_mode!r}: it is a positive number of "
-                "teammate tuples for joint_mode='cross'."
-            )
+        if self.cross_samples is not None:
+            check_number("cross_samples", self.cross_samples, int, 1)
+            if self.joint_mode != "cross":
+                raise ValueError(
+                    f"cross_samples={self.cross_samples} is read with joint_mode='cross' only, got "
+                    f"{self.joint_mode!r}."
+                )
         if self.joint_mode != "cross":
             return
         if self.turn_order == "sequential":
@@ -243,6 +249,10 @@ class MAReMaxConfig(ReinforceConfig):
                 f"advantage_groups='turn', got {self.advantage_mode!r} and {self.advantage_groups!r}."
             )
         self._check_whole_groups("remax_baseline='greedy'")
+
+    def _baseline(self) -> str:
+        greedy = self.remax_baseline == "greedy"
+        return f"remax_baseline={self.remax_baseline!r}" if greedy else super()._baseline()
 
     def _has_group_baseline(self) -> bool:
         return self.remax_baseline != "greedy" and super()._has_group_baseline()

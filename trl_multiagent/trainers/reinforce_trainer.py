@@ -35,7 +35,13 @@ class ReinforceTrainer(MultiAgentTrainer):
     def __init__(self, *args, **kwargs):
         # Running means of the returns, for each game, actor and turn
         self._role_baselines: dict[str, float] = {}
+        self._batch_games: list[str] = []
         super().__init__(*args, **kwargs)
+
+    def _check_row(self, row: dict[str, Any]) -> None:
+        column = self.args.role_baseline_column
+        if column is not None and column not in row:
+            raise ValueError(f"role_baseline_column={column!r} is no column of the dataset, which has {sorted(row)}.")
 
     def _rollout_settings(self, mode: str) -> RolloutSettings:
         settings = super()._rollout_settings(mode)
@@ -44,6 +50,7 @@ class ReinforceTrainer(MultiAgentTrainer):
         return dataclasses.replace(settings, cross=True, cross_samples=self.args.cross_samples)
 
     def _credit(self, batch: JointBatch) -> None:
+        self._batch_games = self._games(batch) if self.args.advantage_groups == "role" else []
         normalized_by_trl = self.args.multi_objective_aggregation == "normalize_then_sum"
         for agent, inputs in enumerate(batch.inputs):
             if inputs is None:
@@ -86,7 +93,10 @@ class ReinforceTrainer(MultiAgentTrainer):
             without_spread.append(~has_spread(to_groups(sample, table)))
         if len(batch.turns) > 1 or batch.turns[0].pairing.columns[agent].size(1) > 1:
             share = torch.cat(without_spread).float().mean().item()
-            self._metrics.add(batch.mode, f"{self.agent_names[agent]}/frac_reward_zero_std", share)
+            if self.args.joint_mode == "cross":  # each actor has combinations of its own
+                self._metrics.add(batch.mode, f"{self.agent_names[agent]}/frac_reward_zero_std", share)
+            elif batch.mode == "train":
+                self._metrics.add_for(agent, "frac_reward_zero_std", share)
         return advantages
 
     def _groups(self, turn: Turn, mode: str) -> list[int]:
@@ -109,11 +119,10 @@ class ReinforceTrainer(MultiAgentTrainer):
 
     def _role_advantages(self, batch: JointBatch, agent: int, samples: list[torch.Tensor]) -> list[torch.Tensor]:
         """Against the running mean of the actor's returns in the same game and turn."""
-        games = self._games(batch)
         advantages = []
         for turn, sample in zip(batch.turns, samples, strict=True):
             own = torch.zeros_like(sample)
-            of_sample = [games[task] for task in turn.tasks]
+            of_sample = [self._batch_games[task] for task in turn.tasks]
             for game in dict.fromkeys(of_sample):
                 key = f"{game}/{self.agent_names[agent]}/{turn.number}"
                 index = [s for s, other in enumerate(of_sample) if other == game]
@@ -131,11 +140,6 @@ class ReinforceTrainer(MultiAgentTrainer):
         column, turn = self.args.role_baseline_column, batch.turns[0]
         if column is None:
             return [""] * (max(turn.tasks) + 1)
-        for row in turn.rows:
-            if column not in row:
-                raise ValueError(
-                    f"role_baseline_column={column!r} is no column of the dataset, which has {sorted(row)}."
-                )
         names = gather_object([str(row[column]) for row in turn.rows])
         by_task = dict(zip(turn.tasks, names, strict=True))
         return [by_task[task] for task in range(len(by_task))]

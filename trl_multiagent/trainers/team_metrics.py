@@ -50,6 +50,10 @@ class TeamMetrics:
     def add(self, mode: str, name: str, value: float) -> None:
         self._values[mode][name].append(value)
 
+    def add_for(self, agent: int, name: str, value: float) -> None:
+        """Add a training metric of one actor, which is shown once where it describes rewards that are shared."""
+        self._by_actor[agent][name].append(value)
+
     def start_evaluation(self, num_samples: int | None) -> None:
         """Say how many joint samples an evaluation has, over all processes; what is beyond fills its last batch."""
         self._eval_samples_left = num_samples

@@ -53,6 +53,7 @@ class TeamSaving(Trainer):
             save = functools.partial(self._save_boundary, os.fspath(checkpoint_dir))
             boundaries = BoundaryCheckpoints(save, checkpoint_interval)
             self.add_callback(boundaries)
+        self._step, self._buffered_inputs = 0, None  # what an earlier training left is not used
         self._set_caches([self.args.use_cache] * len(self.agents))
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
@@ -99,6 +100,9 @@ class TeamSaving(Trainer):
             save_team(self.model, tokenizers, output_dir, self.accelerator, merged)
         finally:
             self._set_caches(current)
+        if self._saving_checkpoint and self.args.should_save:  # now: the checkpoint may be pushed right after
+            with open(os.path.join(output_dir, TEAM_STATE_FILE), "w", encoding="utf-8") as file:
+                json.dump(self._team_state(), file)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Team save", revision=self.args.hub_revision)
 
@@ -128,10 +132,6 @@ class TeamSaving(Trainer):
             super()._save_checkpoint(model, trial)
         finally:
             self._saving_checkpoint = False
-        if self.args.should_save:
-            directory = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-            with open(os.path.join(directory, TEAM_STATE_FILE), "w", encoding="utf-8") as file:
-                json.dump(self._team_state(), file)
 
     def _team_state(self) -> dict[str, Any]:
         """What the run's future depends on besides models and optimizer, as JSON."""
@@ -147,7 +147,7 @@ class TeamSaving(Trainer):
     def _load_team_state(self, state: dict[str, Any]) -> None:
         self.env_step = state["env_step"]
         self._influence.load(state["influence"])
-        if self.args.use_adaptive_entropy:
+        if self.args.use_adaptive_entropy and state["entropy_control"] is not None:
             for agent, control in zip(self.agent_trainers, state["entropy_control"], strict=True):
                 agent.load_entropy_control(control)
 
@@ -155,10 +155,20 @@ class TeamSaving(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             with open(os.path.join(checkpoint, TEAM_STATE_FILE), encoding="utf-8") as file:
-                self._load_team_state(json.load(file))
-            if self._train_sampler is not None:
+                state = json.load(file)
+            if state.keys() != self._team_state().keys():
+                raise ValueError(
+                    f"The checkpoint {checkpoint!r} was written by another trainer: it holds {sorted(state)}, "
+                    f"expected {sorted(self._team_state())}. Resume it with the trainer that wrote it."
+                )
+            self._load_team_state(state)
+            sampler, accumulation = self._train_sampler, self.args.gradient_accumulation_steps
+            self._step = self.state.global_step * accumulation
+            if sampler is not None:
                 # Accelerate does not tell the sampler of the epoch where several processes share it
-                self._train_sampler.set_epoch(math.floor(round(self.state.epoch or 0, 6)))
+                sampler.set_epoch(math.floor(round(self.state.epoch or 0, 6)))
+                updates = -(-sampler.num_batches * sampler.repeat_count // accumulation)  # in an epoch
+                self._step = self.state.global_step % updates * accumulation
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         load_team(self.model, resume_from_checkpoint, self.args.trust_remote_code)
