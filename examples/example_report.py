@@ -79,7 +79,7 @@ def print_plan(items: dict[str, str], title: str = "Plan") -> None:
     print(_rule(), flush=True)
 
 
-def print_result(rewards: Sequence[RewardRow], samples: Sequence[SampleRow] = ()) -> None:
+def print_result(rewards: Sequence[RewardRow], samples: Sequence[SampleRow] = (), title: str = "Samples") -> None:
     """
     Print the rewards on held-out prompts before and after training, then what the actors wrote.
 
@@ -89,6 +89,8 @@ def print_result(rewards: Sequence[RewardRow], samples: Sequence[SampleRow] = ()
         samples (`Sequence[SampleRow]`, *optional*):
             Completions to show; those that follow each other with the same prompt share its line. Text is shortened
             to a few lines.
+        title (`str`, *optional*, defaults to `"Samples"`):
+            The line above the completions.
     """
     print(f"\n{_rule('Reward on held-out prompts')}")
     names = [textwrap.shorten(row.name, 40, placeholder="...") for row in rewards]
@@ -98,7 +100,7 @@ def print_result(rewards: Sequence[RewardRow], samples: Sequence[SampleRow] = ()
         numbers = f"{row.before:>9.4f}  {row.after:>9.4f}  {row.after - row.before:>+9.4f}"
         print(f"  {name:<{width}}  {numbers}  {row.num_prompts} x {row.samples_per_prompt}")
     if samples:
-        print(f"\n{_rule('Samples')}")
+        print(f"\n{_rule(title)}")
         _print_samples(samples)
     print(_rule(), flush=True)
 

@@ -29,7 +29,7 @@ class Task:
 
     Attributes:
         roles (`dict` of `str`): each actor's name and what it is told to do.
-        reward (`Callable`): one list of texts for each actor to one number for each joint answer.
+        reward (`Callable`): one list of texts for each actor to one number for each joint response.
         reward_text (`str`): the reward in words.
         earlier_text (`dict` of `str`): for actors that hear those before them, how their words are put to it; `{name}`
             stands for the text of the actor of that name.
@@ -205,11 +205,20 @@ def run_example(
     plan: dict[str, str] | None = None,
 ) -> None:
     """Train the example's team and show what came of it: a table, samples, a plot, and the team on disk."""
+    if args.num_turns > 1 and task.external_transition is None:
+        raise ValueError(
+            f"--num_turns {args.num_turns}: there is no environment between turns in this example. See "
+            "multi_turn_feedback.py."
+        )
+    if args.turn_order == "sequential" and not task.earlier_text:
+        raise ValueError("--turn_order sequential: in this example no actor hears another. See pipeline.py.")
     quiet_libraries()
     use_all_cores(args)
     started = time.perf_counter()
     roles = list(task.roles)
-    args.agent_names = args.agent_names or roles
+    if args.agent_names is not None and len(args.agent_names) != len(roles):
+        raise ValueError(f"--agent_names has {len(args.agent_names)} entries; this example has {' and '.join(roles)}.")
+    args.agent_names = names = args.agent_names or roles
     sources = team_sources(team_args.agents, roles)
     train_dataset, eval_dataset = load_prompts(
         team_args.dataset_name, team_args.prompt_column, team_args.dataset_split, eval_size=team_args.num_eval_prompts
@@ -256,8 +265,9 @@ def run_example(
             ],
             [
                 SampleRow(role, str(showcase.prompt), *texts)
-                for role, *texts in zip(roles, texts_before, texts_after, strict=True)
+                for role, *texts in zip(names, texts_before, texts_after, strict=True)
             ],
+            title="Samples" if args.num_turns == 1 else f"Samples of turn {args.num_turns}",
         )
         print(_where_to_find(args.output_dir, len(roles), plot, time.perf_counter() - started))
 
@@ -276,16 +286,18 @@ def _plan(
     updates = args.max_steps if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
     samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * trainer.accelerator.num_processes
     turns = "" if args.num_turns == 1 else f", {args.num_turns} turns as a {args.rollout_mode}"
+    turns += ", one actor after the other" if args.turn_order == "sequential" else ""
     actors = {
-        f"actor {index} ({role})": f"{source}, {_millions(trainer.agents[index])}"
-        for index, (role, source) in enumerate(zip(task.roles, sources, strict=True))
+        f"actor {index} ({name})": f"{source}, {_millions(trainer.agents[index])}"
+        + ("" if trainer.trainable[index] else ", frozen")
+        for index, (name, source) in enumerate(zip(trainer.agent_names, sources, strict=True))
     }
     return {
         **actors,
         "prompts": f"{len(train)} to train on, {len(held_out)} held out",
         "reward": task.reward_text,
-        "training": f"{updates} updates of {samples} joint answers, {args.num_generations} for each prompt{turns}, at "
-        f"most {args.max_completion_length} tokens each; learning rate {args.learning_rate:g}",
+        "training": f"{updates} updates of {samples} joint responses, {args.num_generations} for each prompt{turns}, "
+        f"at most {args.max_completion_length} tokens each; learning rate {args.learning_rate:g}",
         "device": _device(trainer),
         "output": os.path.abspath(args.output_dir),
     }

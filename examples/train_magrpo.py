@@ -1,6 +1,6 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """
-Train two actors without a critic (MAGRPO): the joint answers to a prompt are each other's baseline.
+Train two actors without a critic (MAGRPO): the joint responses to a prompt are each other's baseline.
 
     accelerate launch examples/train_magrpo.py
     accelerate launch examples/train_magrpo.py --agents my/model-a my/model-b --dataset_name prompts.jsonl \\

@@ -64,7 +64,7 @@ def test_train_maac_takes_local_models_and_data_and_shows_what_came_of_it(tmp_pa
     )
     assert run.returncode == 0, run.stderr[-3000:]
     # The plan, before training
-    assert models["critic"] in run.stdout and "2 updates of 9 joint answers, 3 for each prompt" in run.stdout
+    assert models["critic"] in run.stdout and "2 updates of 9 joint responses, 3 for each prompt" in run.stdout
     assert "8 to train on, 12 held out" in run.stdout
     # The table, the samples, and where things are
     assert "Reward on held-out prompts" in run.stdout and "12 x 4" in run.stdout
@@ -90,7 +90,7 @@ def test_train_magrpo_reads_a_config_file_and_the_command_line_wins(tmp_path, mo
     (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"w{i}"}) for i in range(6)))
     run = launch("train_magrpo.py", "--config", str(config), "--max_steps", "1")
     assert run.returncode == 0, run.stderr[-3000:]
-    assert "1 updates of 8 joint answers, 2 for each prompt, at most 5 tokens" in run.stdout
+    assert "1 updates of 8 joint responses, 2 for each prompt, at most 5 tokens" in run.stdout
     assert (tmp_path / "run" / "agent_1" / "config.json").is_file()
 
 
