@@ -363,7 +363,12 @@ def first_ratios(trainer):
     for agent in trainer.agent_trainers:
 
         def loss(
-            model, inputs, *scales, agent=agent, stock=agent.loss, logps_of=agent._get_per_token_logps_and_entropies
+            model,
+            inputs,
+            agent=agent,
+            stock=agent.loss,
+            logps_of=agent._get_per_token_logps_and_entropies,
+            **scales,
         ):
             current = []
 
@@ -373,7 +378,7 @@ def first_ratios(trainer):
                 return result
 
             agent._get_per_token_logps_and_entropies = recording
-            value = stock(model, inputs, *scales)
+            value = stock(model, inputs, **scales)
             agent._get_per_token_logps_and_entropies = logps_of
             kept = inputs["completion_mask"].bool()
             ratio = (current[0] - inputs["old_per_token_logps"]).exp()[kept]

@@ -142,6 +142,9 @@ def test_multi_turn_feedback_shows_the_reward_of_each_turn(tmp_path, models):
     second = table[table["turn"] == 2]
     for actor in ("brief", "detailed"):
         assert second[f"{actor}/prompt"].astype(str).str.contains("The detailed answer is").all()
+    # One reward for both, under the function's name
+    assert [column for column in table if "rewards/" in column] == ["rewards/length_ratio"]
+    assert table["rewards/length_ratio"].between(0, 1).all()
     for index in (0, 1):
         AutoModelForCausalLM.from_pretrained(output / f"agent_{index}")
 
@@ -162,6 +165,8 @@ def test_pipeline_lets_each_actor_hear_those_before_it(tmp_path, models):
         for prompt, said in zip(table[f"{hears}/prompt"].astype(str), table[f"{says}/completion"], strict=True):
             assert label + said in prompt
     assert "planner/advantage" not in table and "writer/advantage" in table
+    (column,) = (column for column in table if "rewards/" in column)
+    assert column.startswith("rewards/") and table[column].notna().all()
 
 
 @pytest.mark.slow

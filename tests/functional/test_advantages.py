@@ -438,6 +438,46 @@ class TestCrossedCredit:
         returns = torch.tensor([[[NAN, NAN], [1.0, 2.0], [3.0, 6.0]]])
         assert group_advantages(returns, "mean")[0].tolist() == [0.0, -1.5, 1.5]
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("mode", ["mean", "rloo"])
+    @pytest.mark.parametrize(
+        "table",
+        [
+            [[0.1, 0.7], [0.7, 0.1]],
+            [[0.1, 0.7, 0.3], [0.7, 0.3, 0.1], [0.3, 0.1, 0.7]],
+            [[1e6 + 0.1, 0.7], [0.7, 1e6 + 0.1]],
+            [[-0.1, NAN, 0.7], [0.7, NAN, -0.1]],
+        ],
+        ids=["exclusive or", "three of each", "large", "one column missing"],
+    )
+    def test_columns_that_cancel_each_other_give_exactly_zero(self, table, mode, dtype):
+        """B23: each choice has the same rewards, in another order; what is left over is rounding."""
+        returns = torch.tensor([table, table[::-1]], dtype=dtype)
+        advantages = group_advantages(returns, mode)
+        zeros = torch.zeros(2, len(table), dtype=dtype)
+        assert torch.equal(advantages, zeros)
+        # The deviation of the choices' means, which are equal but for rounding
+        std = nan_std(returns.nanmean(dim=-1), dim=1)
+        assert std.max() <= 1e-6 * returns.nan_to_num().abs().max()
+        assert torch.equal(scale_by_std(advantages, std), zeros)
+
+    @pytest.mark.parametrize("mode", ["mean", "rloo"])
+    def test_columns_that_nearly_cancel_each_other_teach_the_rest(self, mode):
+        # Means 0.4 and 0.4 + 1/200
+        returns = torch.tensor([[[0.1, 0.7], [0.7, 0.11]]])
+        half = 0.0025 if mode == "mean" else 0.005
+        assert group_advantages(returns, mode)[0].tolist() == pytest.approx([-half, half], abs=1e-6)
+
+    def test_a_group_whose_columns_cancel_does_not_silence_another(self):
+        returns = torch.tensor([[[0.1, 0.7], [0.7, 0.1]], [[0.1, 0.1], [0.3, 0.3]]])
+        assert group_advantages(returns, "mean").tolist() == [[0.0, 0.0], pytest.approx([-0.1, 0.1])]
+
+    def test_without_a_baseline_a_small_mean_stays(self):
+        returns = torch.tensor([[[1.0, -1.0], [0.5, 0.5]]])
+        assert group_advantages(returns, "raw")[0].tolist() == [0.0, 0.5]
+        small = torch.tensor([[[1e-9, 1e-9], [2e-9, 2e-9]]])
+        assert group_advantages(small, "raw")[0].tolist() == pytest.approx([1e-9, 2e-9], rel=1e-6)
+
     def test_one_column_equals_a_plain_group(self):
         returns = random_groups((4, 5), missing=0.2)
         for mode in MODES:

@@ -1,14 +1,17 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """Shares of the reward's variance, by hand on tables."""
 
+import itertools
 import json
 import logging
+import random
 
 import pytest
 import torch
 from accelerate import Accelerator
 
 from trl_multiagent.rewards import JointReward
+from trl_multiagent.rollouts import influence
 from trl_multiagent.rollouts.batch import JointBatch
 from trl_multiagent.rollouts.influence import InfluenceMonitor
 from trl_multiagent.rollouts.interaction import Branch, Turn
@@ -35,7 +38,8 @@ def monitor(table, every=1, watched=(0, 1)):
 
 def measured_by(monitor, batch, crossed=False):
     """The shares that a training batch brings, none if it is not due."""
-    return monitor.measure(batch, crossed) if monitor.is_due(crossed) else {}
+    agents = monitor.due(crossed)
+    return monitor.measure(batch, crossed, agents) if agents else {}
 
 
 def batch(table, said, cross=False, group=2):
@@ -98,10 +102,18 @@ class TestExchanged:
         assert left == ([(1, 2), (2, 1), (0, 0)], [0, 0, 0])
         assert right == ([(0, 1), (1, 0), (2, 2)], [0, 0, 0])
 
-    def test_one_task_is_asked_again_for_each_actor(self):
+    @pytest.mark.parametrize(("tasks", "asked"), [(1, 1), (2, 2), (4, 4), (6, 4)])
+    def test_up_to_four_tasks_are_asked_again_for_each_actor(self, tasks, asked):
         measured = monitor(ADDITIVE)
-        measured_by(measured, batch(ADDITIVE, [[0, 1, 1, 0], [0, 1, 0, 1]]))
-        assert [tasks for _, tasks in measured.reward.funcs[0].asked] == [[0, 0], [0, 0]]
+        measured_by(measured, batch(ADDITIVE, [[0, 1] * tasks, [0, 1] * tasks]))
+        again = [[task, task] for task in range(asked)]
+        assert [of_tasks for _, of_tasks in measured.reward.funcs[0].asked] == again * 2
+
+    def test_a_share_is_that_of_all_measured_tasks(self):
+        # Rewards 0, 3 and 2, 1: variances 9/2 and 1/2. Left answers exchanged: each reward moves by 1, effect 1/2.
+        # Right answers exchanged: each moves by 2, effect 2.
+        shares = measured_by(monitor(ADDITIVE), batch(ADDITIVE, [[0, 1, 0, 1], [0, 1, 1, 0]]))
+        assert shares == pytest.approx({0: 0.5 / 2.5, 1: 2 / 2.5})
 
     def test_a_running_share_weighs_what_was_measured_before_by_nine_tenths(self):
         measured = monitor(ADDITIVE)
@@ -161,6 +173,7 @@ class TestCrossed:
 class TestWhen:
     def test_switched_off_nothing_is_measured(self):
         measured = monitor(ADDITIVE, every=0)
+        assert [measured.due(crossed=False) for _ in range(20)] == [[]] * 20
         assert measured_by(measured, batch(ADDITIVE, [[0, 1], [0, 1]])) == {}
         assert measured.reward.funcs[0].asked == []
 
@@ -169,32 +182,86 @@ class TestWhen:
         counts = [len(measured_by(measured, batch(ADDITIVE, [[0, 1], [0, 1]]))) for _ in range(9)]
         assert counts == [2, 0, 0, 0, 2, 0, 0, 0, 2]
 
+    def test_in_the_first_sixteen_batches_those_without_effect_so_far_are_measured_in_between(self):
+        measured, seen = monitor(LEFT_ALONE, every=10), []
+        for _ in range(31):
+            agents = measured.due(crossed=False)
+            seen.append(agents)
+            measured.measure(batch(LEFT_ALONE, [[0, 1], [0, 1]]), False, agents)
+        both, right, none = [0, 1], [1], []
+        assert seen == [both, *[right] * 9, both, *[right] * 5, *[none] * 4, both, *[none] * 9, both]
+        assert len(measured.reward.funcs[0].asked) == 4 * 2 + 14
+
+    def test_one_that_was_named_is_not_measured_in_between(self, monkeypatch):
+        monkeypatch.setattr(influence, "ENOUGH_TASKS", 3)
+        measured = monitor(LEFT_ALONE, every=10)
+        counts = [len(measured_by(measured, batch(LEFT_ALONE, [[0, 1], [0, 1]]))) for _ in range(12)]
+        assert counts == [2, 1, 1, *[0] * 7, 2, 0]
+
+    def test_an_effect_in_one_batch_is_enough_to_act(self):
+        measured, later = monitor(LEFT_ALONE, every=100), JointReward(Table(ADDITIVE), 2)
+        for number in range(6):
+            measured.reward = later if number == 2 else measured.reward
+            measured_by(measured, batch(ADDITIVE if number == 2 else LEFT_ALONE, [[0, 1], [0, 1]]))
+        assert measured.due(crossed=False) == []
+
     def test_only_watched_actors_are_measured(self):
         measured = monitor(ADDITIVE, watched=[1])
         assert set(measured_by(measured, batch(ADDITIVE, [[0, 1], [0, 1]]))) == {1}
         assert measured_by(monitor(ADDITIVE, watched=[]), batch(ADDITIVE, [[0, 1], [0, 1]])) == {}
 
+    def test_what_was_known_before_a_break_is_known_after_it(self):
+        before, after = monitor(LEFT_ALONE, every=100), monitor(LEFT_ALONE, every=100)
+        measured_by(before, batch(LEFT_ALONE, [[0, 1], [0, 1]]))
+        after.load(json.loads(json.dumps(before.state())))
+        due = [after.due(crossed=False) for _ in range(16)]
+        assert due == [[1]] * 15 + [[]]  # the first of sixteen batches was before the break
+
 
 class TestWarning:
-    def test_it_comes_once_after_eight_exchanges_of_different_answers(self, caplog):
+    @pytest.mark.parametrize(
+        ("crossed", "tasks", "last"), [(False, 1, 32), (False, 4, 8), (True, 1, 32), (True, 4, 8)]
+    )
+    def test_it_comes_once_after_32_tasks(self, crossed, tasks, last, caplog):
         caplog.set_level(logging.WARNING)
         measured = monitor(LEFT_ALONE)
-        for number in range(8):
-            measured_by(measured, batch(LEFT_ALONE, [[0, 1], [0, 1]]))  # two exchanges
-            assert len(warned(caplog)) == (1 if number >= 3 else 0)
-        assert "The reward of right does not depend on it" in warned(caplog)[0]
-        assert "8 exchanges" in warned(caplog)[0]
+        said = batch(LEFT_ALONE, [[0, 1] * tasks, [0, 1] * tasks], cross=crossed)
+        for number in range(1, last + 5):
+            measured_by(measured, said, crossed)
+            assert len(warned(caplog)) == (1 if number >= last else 0)
+        assert "The reward of right seems not to depend on what it says: in 32 tasks" in warned(caplog)[0]
 
-    def test_equal_answers_are_no_exchanges(self, caplog):
+    def test_two_tasks_a_batch_are_enough_to_name_it_while_it_is_looked_for(self, caplog):
+        """In the sixteenth batch, however seldom is measured later."""
+        caplog.set_level(logging.WARNING)
+        measured = monitor(LEFT_ALONE, every=1000)
+        for number in range(1, 41):
+            measured_by(measured, batch(LEFT_ALONE, [[0, 1] * 2, [0, 1] * 2]))
+            assert len(warned(caplog)) == (1 if number >= 16 else 0)
+        assert "The reward of right" in warned(caplog)[0]
+
+    @pytest.mark.parametrize("crossed", [False, True])
+    def test_tasks_with_equal_answers_do_not_count(self, crossed, caplog):
         caplog.set_level(logging.WARNING)
         measured = monitor(LEFT_ALONE)
-        for _ in range(20):
-            measured_by(measured, batch(LEFT_ALONE, [[0, 1], [1, 1]]))
+        for _ in range(40):
+            measured_by(measured, batch(LEFT_ALONE, [[0, 1], [1, 1]], cross=crossed), crossed)
         assert not warned(caplog)
 
-    def test_what_was_measured_before_a_break_counts_after_it(self, caplog):
-        """Through JSON: neither the exchanges nor a warning that was given are lost."""
+    def test_tasks_with_equal_rewards_do_not_count(self, caplog, monkeypatch):
+        """Of two tasks in a batch one has a reward that varies: five batches for five tasks."""
         caplog.set_level(logging.WARNING)
+        monkeypatch.setattr(influence, "ENOUGH_TASKS", 5)
+        table = [[0.0, 0.0], [2.0, 2.0], [2.0, 2.0]]
+        measured = monitor(table)
+        for number in range(1, 8):
+            measured_by(measured, batch(table, [[0, 1, 1, 2], [0, 1, 0, 1]]))
+            assert len(warned(caplog)) == (1 if number >= 5 else 0)
+
+    def test_what_was_measured_before_a_break_counts_after_it(self, caplog, monkeypatch):
+        """Through JSON: neither the tasks nor a warning that was given are lost."""
+        caplog.set_level(logging.WARNING)
+        monkeypatch.setattr(influence, "ENOUGH_TASKS", 4)
         before = monitor(LEFT_ALONE)
         for number in range(6):
             measured_by(before, batch(LEFT_ALONE, [[0, 1], [0, 1]]))
@@ -216,6 +283,62 @@ class TestWarning:
         measured = monitor(ADDITIVE)
         measured_by(measured, batch(ADDITIVE, [[0, 1], [0, 1]]))
         measured.reward = JointReward(Table(LEFT_ALONE), 2)
-        for _ in range(20):
+        for _ in range(40):
             measured_by(measured, batch(LEFT_ALONE, [[0, 1], [0, 1]]))
         assert not warned(caplog)
+
+
+# Numbers below 50 are right answers, the others wrong ones; the joint response is right if both are
+HALF = 50
+BOTH_RIGHT = [[float(a < HALF and b < HALF) for b in range(2 * HALF)] for a in range(2 * HALF)]
+GROUP = 4
+
+
+def answers(draw, share, count):
+    """Different texts, each right with probability `share`."""
+    numbers = draw.sample(range(HALF), count)
+    return [number if draw.random() < share else number + HALF for number in numbers]
+
+
+def probability_of_silence(share, other):
+    """
+    How probable it is that a task which counts, or shows an effect, shows none: over all outcomes of a group of an
+    actor that is right with probability `share`, beside one with `other`.
+    """
+    silent, told = 0.0, 0.0
+    for own in itertools.product([True, False], repeat=GROUP):
+        for theirs in itertools.product([True, False], repeat=GROUP):
+            weight = 1.0
+            for mine, yours in zip(own, theirs, strict=True):
+                weight *= (share if mine else 1 - share) * (other if yours else 1 - other)
+            before = [a and b for a, b in zip(own, theirs, strict=True)]
+            after = [a and b for a, b in zip(own[1:] + own[:1], theirs, strict=True)]
+            told += weight * (before != after or len(set(before)) > 1)
+            silent += weight * (before == after and len(set(before)) > 1)
+    return silent / told
+
+
+class TestStrongActor:
+    """One that is nearly always right shows its effect in few tasks."""
+
+    RUNS = 200
+
+    def test_it_is_hardly_ever_called_lazy(self, caplog):
+        """A right in 95 % and B in 50 %: the reward is 1 where both are."""
+        caplog.set_level(logging.WARNING)
+        expected = probability_of_silence(0.95, 0.5) ** 32
+        assert expected < 0.01
+        named = 0
+        for seed in range(self.RUNS):
+            caplog.clear()
+            draw, measured, shares = random.Random(seed), monitor(BOTH_RIGHT), {}
+            while not warned(caplog) and not shares.get(0):
+                said = [answers(draw, share, 2 * GROUP) for share in (0.95, 0.5)]
+                shares = measured_by(measured, batch(BOTH_RIGHT, said, group=GROUP))
+            named += bool(warned(caplog))
+        # About one is expected; six or more have a probability below one in a thousand
+        assert named <= 5
+        assert self.RUNS * expected < 1.5
+
+    def test_eight_tasks_would_not_be_enough(self):
+        assert probability_of_silence(0.95, 0.5) ** 8 > 0.1

@@ -504,7 +504,7 @@ class TestOptionsOfTheTeam:
         assert len(files) == 2
         frame = pd.read_parquet(files[0])
         assert len(frame) == 4
-        assert {"agent_0/prompt", "agent_1/completion", "agent_1/advantage", "word_reward"} <= set(frame.columns)
+        assert {"agent_0/prompt", "agent_1/completion", "agent_1/advantage", "rewards/word_reward"} <= set(frame.columns)
 
     def test_without_it_none_is_written(self, build, tmp_path):
         build().train()
@@ -724,6 +724,52 @@ class TestWhatDoesNotFit:
     def test_a_number_out_of_its_range(self, tmp_path, config_class, name, value):
         refused(tmp_path, config_class, {name: value}, f"{name}={value}", "expected")
 
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("num_turns", 2.0),
+            ("num_turns", "2"),
+            ("num_turns", True),
+            ("num_turns", None),
+            ("discount", "0.9"),
+            ("discount", True),
+            ("discount", None),
+            ("influence_steps", 1.5),
+            ("influence_steps", True),
+            ("early_termination_threshold", "1"),
+            ("early_termination_threshold", True),
+            ("early_termination_threshold", math.nan),
+            ("early_termination_threshold", math.inf),
+            ("early_termination_threshold", -math.inf),
+        ],
+    )
+    @pytest.mark.parametrize("config_class", [MultiAgentConfig, MAGRPOConfig])
+    def test_what_is_no_number_of_its_kind(self, tmp_path, config_class, name, value):
+        kind = "a whole number" if name in ("num_turns", "influence_steps") else "a number"
+        refused(tmp_path, config_class, {name: value}, f"{name}={value!r}", f"expected {kind}")
+
+    def test_the_range_is_in_the_error(self, tmp_path):
+        refused(tmp_path, MAGRPOConfig, {"discount": 2}, "discount=2, expected a number from 0 to 1.")
+        refused(tmp_path, MAGRPOConfig, {"num_turns": 0}, "num_turns=0, expected a whole number, 1 or more.")
+
+    @pytest.mark.parametrize("threshold", [-5, 0, 0.5, 1e6])
+    def test_any_finite_threshold_is_fine(self, tmp_path, threshold):
+        config = MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, early_termination_threshold=threshold)
+        assert config.early_termination_threshold == threshold
+
+    @pytest.mark.parametrize("config_class", CRITIC_FREE)
+    @pytest.mark.parametrize("scale", ["std", "groups", None, 2])
+    def test_another_word_for_what_rewards_are_scaled_by(self, tmp_path, config_class, scale):
+        refused(
+            tmp_path, config_class, {"scale_rewards": scale}, f"scale_rewards={scale!r}", "'group', 'batch', 'none'"
+        )
+
+    @pytest.mark.parametrize("name", ["agent_names", "trainable_agents"])
+    @pytest.mark.parametrize("value", ["planner", {"planner": True}, 2, True])
+    @pytest.mark.parametrize("config_class", [MAGRPOConfig, MAACConfig])
+    def test_one_value_where_each_actor_has_its_own(self, tmp_path, config_class, name, value):
+        refused(tmp_path, config_class, {name: value}, f"{name}={value!r}", "a list with one entry for each actor")
+
     @pytest.mark.parametrize(("name", "value"), [("discount", 0), ("discount", 1), ("influence_steps", 0)])
     def test_the_ends_of_a_range_belong_to_it(self, tmp_path, name, value):
         assert getattr(MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, **{name: value}), name) == value
@@ -740,13 +786,27 @@ class TestWhatDoesNotFit:
             ["eval", "coder"],
             ["train_er", "coder"],
             ["rewards", "coder"],
+            ["agent_1", "agent_0"],
+            ["agent_2", "coder"],
+            ["agent_00", "coder"],
+            ["coder", 3],
+            ["coder", None],
         ],
         ids=lambda names: names[0] if names[0] != "coder" else f"coder_{names[1]}",
     )
     def test_names_that_would_hide_a_metric(self, tmp_path, names):
         refused(tmp_path, MAGRPOConfig, {"agent_names": names}, "agent_names", str(names))
 
-    @pytest.mark.parametrize("names", [["critical", "turner"], ["planner", "Planner"], ["reward", "trainer"]])
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ["critical", "turner"],
+            ["planner", "Planner"],
+            ["reward", "trainer"],
+            ["agent_0", "agent_1"],
+            ["agents", "coder"],
+        ],
+    )
     def test_names_that_only_begin_like_one_are_fine(self, tmp_path, names):
         assert MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, agent_names=names).agent_names == names
 
@@ -770,7 +830,8 @@ class TestWhatDoesNotFit:
             (MAGRPOConfig, {"advantage_mode": "raw"}, ["'group'", "advantage_mode='raw'"]),
             (MAGRPOConfig, {"advantage_groups": "role"}, ["'group'", "advantage_groups='role'"]),
             (MARLOOConfig, {"advantage_groups": "role", "scale_rewards": "batch"}, ["'batch'", "='role'"]),
-            (MAReMaxConfig, {"remax_baseline": "greedy", "scale_rewards": "group"}, ["'group'"]),
+            (MAReMaxConfig, {"remax_baseline": "greedy", "scale_rewards": "group"}, ["remax_baseline='greedy'"]),
+            (MAReMaxConfig, {"remax_baseline": "greedy", "scale_rewards": "batch"}, ["remax_baseline='greedy'"]),
         ],
     )
     def test_a_deviation_of_a_group_that_is_no_baseline(self, tmp_path, config_class, options, parts):
@@ -809,22 +870,23 @@ class TestWhatDoesNotFit:
     def test_an_actors_own_groups_with_another_estimator(self, tmp_path, config_class, options, got):
         refused(tmp_path, config_class, {"advantage_groups": "actor", **options}, "advantage_groups='actor'", got)
 
-    @pytest.mark.parametrize("decay", [1.0, 1.5, -0.1, math.nan])
-    def test_a_decay_that_forgets_nothing_new(self, tmp_path, decay):
-        refused(tmp_path, MAGRPOConfig, {"role_baseline_decay": decay}, f"role_baseline_decay={decay}")
+    @pytest.mark.parametrize("decay", [1.5, -0.1, math.nan, math.inf, "0.9", True])
+    def test_a_decay_out_of_its_range(self, tmp_path, decay):
+        refused(tmp_path, MAGRPOConfig, {"role_baseline_decay": decay}, f"role_baseline_decay={decay!r}", "from 0 to 1")
 
     @pytest.mark.parametrize("groups", ["turn", "actor"])
     def test_a_column_of_games_without_role_baselines(self, tmp_path, groups):
         options = {"role_baseline_column": "gold", "advantage_groups": groups}
         refused(tmp_path, MAGRPOConfig, options, "role_baseline_column='gold'", "advantage_groups='role'")
 
-    @pytest.mark.parametrize(
-        "options", [{"cross_samples": 0, "joint_mode": "cross"}, {"cross_samples": -1}, {"cross_samples": 2}]
-    )
-    def test_a_number_of_tuples_that_is_none_or_is_not_read(self, tmp_path, options):
-        joint_mode = options.get("joint_mode", "aligned")
-        value = options["cross_samples"]
-        refused(tmp_path, MAGRPOConfig, options, f"cross_samples={value}", f"joint_mode={joint_mode!r}")
+    @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
+    @pytest.mark.parametrize("joint_mode", ["aligned", "cross"])
+    def test_a_number_of_tuples_that_is_none(self, tmp_path, joint_mode, value):
+        options = {"cross_samples": value, "joint_mode": joint_mode}
+        refused(tmp_path, MAGRPOConfig, options, f"cross_samples={value!r}", "a whole number, 1 or more")
+
+    def test_a_number_of_tuples_that_is_not_read(self, tmp_path):
+        refused(tmp_path, MAGRPOConfig, {"cross_samples": 2}, "cross_samples=2", "joint_mode='cross'", "'aligned'")
 
     @pytest.mark.parametrize(
         ("options", "parts"),
@@ -986,10 +1048,8 @@ class TestOwnOptions:
         heard.clear()  # what was tried at construction
         trainer.train()
         assert [len(texts) for texts in heard] == [0, 0, 1, 1, 1, 1]
-        trainer = build(kwargs={"formatters": hearing})
-        heard.clear()
-        trainer.train()
-        assert heard == [None] * 4
+        with pytest.raises(ValueError, match="agent_0 takes `earlier_completions`.*turn_order='simultaneous'"):
+            build(kwargs={"formatters": hearing})
 
     def test_turn_order_sequential_where_nobody_hears(self, build):
         for formatters in (None, [lambda row, earlier_completions=None: "w1", lambda row: "w1"]):
@@ -1050,7 +1110,7 @@ class TestOwnOptions:
 
         trainer = build(kwargs={"reward_func": reward}, influence_steps=steps, max_steps=4)
         trainer.train()
-        assert len(calls) == 4 * 2 + measured * 2  # one for each prompt, and one for each actor
+        assert len(calls) == 4 * 2 + measured * 2 * 2  # one for each prompt; measured, one for each prompt and actor
         for name in ("agent_0", "agent_1"):
             shares = logged(trainer, f"{name}/reward_variance_share")
             assert len(shares) == measured and all(share > 0 for share in shares)
@@ -1126,9 +1186,14 @@ class TestOwnOptions:
         assert self.advantages(build(role_baseline_column="gold", **options)) == [1.0, 0.5, 1.0, 0.5]
 
     def test_role_baseline_column_that_the_dataset_lacks(self, build):
-        trainer = build(scale_rewards="none", advantage_groups="role", role_baseline_column="game")
+        """In the tasks of training or of evaluation, before anything is trained."""
+        options = dict(scale_rewards="none", advantage_groups="role", role_baseline_column="game")
         with pytest.raises(ValueError, match="role_baseline_column='game'.*'gold'"):
-            trainer.train()
+            build(**options)
+        games = dataset(2).add_column("game", ["chess", "go"])
+        build(kwargs={"train_dataset": games}, **options)
+        with pytest.raises(ValueError, match="role_baseline_column='game'.*'gold'"):
+            build(kwargs={"train_dataset": games, "eval_dataset": {"games": games, "others": dataset(2)}}, **options)
 
     def test_joint_mode(self, build):
         trainer = build(joint_mode="cross")

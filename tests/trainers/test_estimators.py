@@ -408,6 +408,20 @@ class TestCrossed:
         assert not torch.equal(parameters(trainer.agents[0]), before[0])
         assert torch.equal(parameters(trainer.agents[1]), before[1])
 
+    @pytest.mark.parametrize("scale_rewards", ["none", "group", "batch"])
+    @pytest.mark.parametrize("name", ["MAGRPO", "MARLOO"])
+    def test_combinations_that_cancel_each_other_teach_nothing(self, name, scale_rewards, build):
+        """B23: 0.7 where the choices differ, 0.1 where they do not, so that no choice is better than the other."""
+        reward = Counted(lambda i, j: 0.7 if (i + j) % 2 else 0.1)
+        trainer = build(
+            name, reward, joint_mode="cross", scale_rewards=scale_rewards, weight_decay=0.1, beta=0.0, rows=2
+        )
+        before = [parameters(actor) for actor in trainer.agents]
+        (advantages,) = trained(trainer)
+        assert advantages == [[0.0] * 8] * 2
+        for actor, old in zip(trainer.agents, before, strict=True):
+            assert torch.equal(parameters(actor), old)
+
     def test_aligned_asks_for_equal_numbers_only(self, build):
         reward = Counted(from_table)
         trainer = build("MAGRPO", reward, num_generations=3, scale_rewards="none")
@@ -593,9 +607,8 @@ class TestRoleBaselines:
         assert trained(trainer) == [[[1.0, 2.0, 3.0, 6.0]] * 2, [[0.5, 1.0, 1.5, 3.0]] * 2]
 
     def test_a_game_that_is_no_column_is_an_error_that_names_the_columns(self, build):
-        trainer = build("MAREINFORCE", by_task([1, 2, 3, 6]), role_baseline_column="game", **self.OPTIONS)
         with pytest.raises(ValueError, match=r"role_baseline_column='game' .*gold.*prompt"):
-            trainer.train()
+            build("MAREINFORCE", by_task([1, 2, 3, 6]), role_baseline_column="game", **self.OPTIONS)
 
     def test_a_missing_reward_leaves_the_mean_as_it_is(self, build):
         """B24"""

@@ -98,6 +98,12 @@ class TestFrozen:
         assert trainer.agent_trainers[0].ref_model is not None
         assert trainer.agent_trainers[1].ref_model is None
 
+    def test_no_norm_of_its_gradient_is_logged(self, build):
+        trainer = build(trainable_agents=[True, False], agent_names=NAMES)
+        trainer.train()
+        entry = trainer.state.log_history[0]
+        assert entry["planner/grad_norm"] > 0 and "coder/grad_norm" not in entry
+
     def test_it_samples_and_is_heard_by_the_reward(self, build):
         seen = []
 
@@ -243,10 +249,34 @@ class TestNames:
         trainer.train()
         frame = completions_table(tmp_path)
         columns = {f"{name}/{column}" for name in NAMES for column in ("prompt", "completion", "advantage")}
-        assert set(frame) == columns | {"step", "turn", "planner/reward_func", "coder/reward_func"}
+        rewards = {f"{name}/rewards/reward_func" for name in NAMES}
+        assert set(frame) == columns | rewards | {"step", "turn"}
         for name, rows in zip(NAMES, heard, strict=True):
             assert list(zip(frame[f"{name}/prompt"], frame[f"{name}/completion"], strict=True)) == rows
-        assert frame["coder/reward_func"].tolist() == [2.0 * number(text) for _, text in heard[1]]
+        for factor, (name, rows) in enumerate(zip(NAMES, heard, strict=True), start=1):
+            assert frame[f"{name}/rewards/reward_func"].tolist() == [float(factor * number(text)) for _, text in rows]
+
+    @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+    def test_a_reward_function_may_be_called_as_a_column_of_the_table(self, own, build, tmp_path):
+        def step(first, second):
+            values = [float(number(text)) for text in first]
+            return [values, [-value for value in values]] if own else values
+
+        def turn(first, second):
+            return [float(len(text)) for text in second]
+
+        trainer = build([step, turn], agent_names=NAMES, log_completions=True)
+        heard = listen(trainer)
+        trainer.train()
+        frame = completions_table(tmp_path)
+        assert frame["step"].tolist() == frame["turn"].tolist() == [1] * 4
+        prefixes = {"planner/": 1, "coder/": -1} if own else {"": 1}
+        assert {column for column in frame if "rewards/" in column} == {
+            f"{prefix}rewards/{function}" for prefix in prefixes for function in ("step", "turn")
+        }
+        for prefix, sign in prefixes.items():
+            assert frame[f"{prefix}rewards/step"].tolist() == [sign * float(number(text)) for _, text in heard[0]]
+            assert frame[f"{prefix}rewards/turn"].tolist() == [float(len(text)) for _, text in heard[1]]
 
     def test_an_error_of_a_formatter_carries_the_name(self, build):
         with pytest.raises(ValueError, match=r"coder: the prompt is a int \('7'\)"):
@@ -283,21 +313,31 @@ class TestNames:
 
     @pytest.mark.parametrize(
         "names",
+        [["a", "a"], ["a", "b/c"], ["a", ""], ["a", 1], ["a", None]],
+    )
+    def test_names_that_are_no_different_texts_are_errors(self, names, tmp_path):
+        with pytest.raises(ValueError, match="expected different, non-empty texts without '/'"):
+            team_args(MAGRPOConfig, tmp_path, agent_names=names)
+
+    @pytest.mark.parametrize(
+        ("names", "mistaken"),
         [
-            ["a", "a"],
-            ["a", "b/c"],
-            ["a", ""],
-            ["critic", "a"],
-            ["a", "critic_0"],
-            ["turn_1", "a"],
-            ["eval", "a"],
-            ["train", "a"],
-            ["rewards", "a"],
+            (["critic", "a"], "critic"),
+            (["a", "critic_0"], "critic_0"),
+            (["turn_1", "a"], "turn_1"),
+            (["eval", "a"], "eval"),
+            (["train", "a"], "train"),
+            (["rewards", "a"], "rewards"),
+            (["agent_1", "agent_0"], "agent_1"),
+            (["a", "agent_0"], "agent_0"),
         ],
     )
-    def test_names_that_would_be_mistaken_are_errors(self, names, tmp_path):
-        with pytest.raises(ValueError, match="expected different, non-empty names without '/'"):
+    def test_names_that_would_be_mistaken_are_errors(self, names, mistaken, tmp_path):
+        with pytest.raises(ValueError, match=f"'{mistaken}' would be taken for something else"):
             team_args(MAGRPOConfig, tmp_path, agent_names=names)
+
+    def test_an_actor_may_have_the_name_of_its_own_place(self, tmp_path):
+        assert team_args(MAGRPOConfig, tmp_path, agent_names=["planner", "agent_1"]).agent_names[1] == "agent_1"
 
 
 # Sequential turns
@@ -313,6 +353,10 @@ def hears(row, earlier_completions):
 
 def may_hear(row, earlier_completions=None):
     return f"{row['prompt']} w27 {' '.join(earlier_completions or ['w28'])}"
+
+
+def takes_anything(row, **context):
+    return f"{row['prompt']} w27 {' '.join(context.get('earlier_completions', ['w28']))}"
 
 
 class TestSequential:
@@ -373,8 +417,12 @@ class TestSequential:
         told = {f"{first[j][0]} w1 {first[j][1]} {second[j][1]}" for j in range(4)}
         assert {prompt for prompt, _ in first[4:]} == told
 
+    def test_a_simultaneous_actor_that_wants_to_hear_is_an_error_that_names_it(self, build):
+        with pytest.raises(ValueError, match=r"coder takes `earlier_completions`, but turn_order='simultaneous'"):
+            build(agent_names=NAMES, kwargs={"formatters": [plain, may_hear]})
+
     def test_simultaneous_actors_hear_nothing(self, build):
-        trainer = build(kwargs={"formatters": [plain, may_hear]})
+        trainer = build(kwargs={"formatters": [plain, takes_anything]})
         heard = listen(trainer)
         trainer.train()
         assert [prompt for prompt, _ in heard[1]] == [f"{prompt} w27 w28" for prompt, _ in heard[0]]

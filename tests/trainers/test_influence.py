@@ -10,12 +10,20 @@ import torch
 from tiny import dataset, lm, logged, stub_rollouts, team_args, tok, weights_hash
 
 from trl_multiagent import MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent.rollouts import influence
 
 
 NAMES = ["worker", "idler"]
 WORD = 3  # id of the word w0
 FOUR = [[WORD + value] for value in range(4)]
 OTHER_FOUR = [[WORD + 10 + value] for value in range(4)]
+ENOUGH_TASKS = influence.ENOUGH_TASKS
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Four tasks are enough: with two in a step, an actor without effect is named in the second."""
+    monkeypatch.setattr(influence, "ENOUGH_TASKS", 4)
 
 
 class Reward:
@@ -79,11 +87,23 @@ class TestLazyActor:
         trainer = build(Reward(of_first), max_steps=6, influence_steps=influence_steps)
         trainer.train()
         (message,) = warnings_of_influence()
-        assert "The reward of idler does not depend on it" in message and "worker" not in message
+        assert "The reward of idler seems not to depend on what it says" in message and "worker" not in message
         assert set(shares(trainer, "idler")) == {0.0}
         # Rewards 0, 1, 2, 3 against 1, 2, 3, 0: half of their squared distance is 1.5, their variance 5/3
         assert shares(trainer, "worker") == pytest.approx([0.9] * len(shares(trainer, "worker")))
-        assert len(shares(trainer, "worker")) == (6 if influence_steps == 1 else 2)
+        # Known to act after the first step, it is measured when it is due only; the other one until it is named
+        assert len(shares(trainer, "worker")) == (6 if influence_steps == 1 else 1)
+        assert len(shares(trainer, "idler")) == (6 if influence_steps == 1 else 2)
+
+    def test_it_is_named_in_the_sixteenth_step_of_two_tasks(self, build, warnings_of_influence, monkeypatch):
+        monkeypatch.setattr(influence, "ENOUGH_TASKS", ENOUGH_TASKS)
+        reward = Reward(of_first)
+        trainer = build(reward, max_steps=18, influence_steps=1000)
+        trainer.train()
+        (message,) = warnings_of_influence()
+        assert "The reward of idler" in message and "in 32 tasks" in message
+        assert len(shares(trainer, "idler")) == 16
+        assert reward.calls == 2 * (18 + 1 + 16)
 
     def test_with_crossed_joint_responses_it_costs_no_call(self, build, warnings_of_influence):
         reward = Reward(of_first)
@@ -91,7 +111,7 @@ class TestLazyActor:
         trainer.train()
         assert reward.calls == 2 * 3  # two tasks in each of three steps
         (message,) = warnings_of_influence()
-        assert "The reward of idler does not depend on it" in message
+        assert "The reward of idler seems not to depend on what it says" in message
         assert shares(trainer, "idler") == [0.0] * 3
         assert all(share > 0.5 for share in shares(trainer, "worker"))
 
@@ -139,8 +159,8 @@ class TestLazyActor:
             reward = Reward(of_first)
             resumed = build(reward, **options)
             resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-            assert len(warnings_of_influence()) == warnings  # eight exchanges are reached in step 2
-            assert reward.calls == (4 - step) * (2 + 2)
+            assert len(warnings_of_influence()) == warnings  # four tasks are reached in step 2
+            assert reward.calls == (4 - step) * (2 + 2 * 2)
             assert shares(resumed, "worker")[step:] == shares(whole, "worker")[step:]
 
     def test_the_last_of_a_sequential_turn_is_named(self, build, warnings_of_influence):
@@ -211,7 +231,7 @@ class TestNoFalseAlarm:
         trainer.train()
         assert not warnings_of_influence()
         assert not shares(trainer, "idler")
-        assert reward.calls == 4 * (2 + 1)  # one measured actor
+        assert reward.calls == 4 * (2 + 2)  # one measured actor
 
     def test_where_there_is_one_actor(self, tmp_path, warnings_of_influence):
         calls = []
@@ -242,24 +262,44 @@ class TestCost:
         assert reward.calls == 2 * 3 * turns
         assert not warnings_of_influence() and not shares(trainer, "worker")
 
+    def test_over_several_turns_combinations_are_not_measured_either(self, build, warnings_of_influence):
+        """What is said in one turn acts by way of the next ones."""
+        trainer = build(
+            Reward(of_first),
+            max_steps=3,
+            num_turns=2,
+            joint_mode="cross",
+            num_generations=2,
+            per_device_train_batch_size=4,
+            kwargs={"external_transition": lambda prompt, agent_completions, num_agents: [prompt] * num_agents},
+        )
+        trainer.train()
+        assert not warnings_of_influence()
+        assert not shares(trainer, "worker") and not shares(trainer, "idler")
+
+    def test_more_than_four_tasks_are_not_asked_again(self, build):
+        reward = Reward(of_both)
+        build(reward, num_generations=2, per_device_train_batch_size=12, kwargs={"train_dataset": dataset(6)}).train()
+        assert reward.calls == 6 + 2 * 4
+
     def test_once_all_are_known_to_act_there_is_one_measurement_in_influence_steps(self, build):
         reward = Reward(of_both)
         trainer = build(reward, max_steps=7, influence_steps=3)
         trainer.train()
-        # Two tasks in each of seven steps, and two actors in steps 1, 4 and 7
-        assert reward.calls == 2 * 7 + 2 * 3
+        # Two tasks in each of seven steps, and again for two actors in steps 1, 4 and 7
+        assert reward.calls == 2 * 7 + 2 * 2 * 3
         assert len(shares(trainer, "worker")) == len(shares(trainer, "idler")) == 3
 
-    def test_until_then_there_is_one_in_every_step(self, build):
+    def test_until_then_there_is_one_in_every_step_of_those_without_effect(self, build):
         reward = Reward(of_first)
         build(reward, max_steps=5, influence_steps=50).train()
-        # Four exchanges a step: after the second there were eight, and the idler was named
-        assert reward.calls == 2 * 5 + 2 * 2
+        # Both actors in the first step, the idler in the second, in which it is named
+        assert reward.calls == 2 * 5 + 2 * 2 + 2
 
     def test_where_it_never_gets_known_the_tries_end(self, build):
         reward = Reward(lambda a, b: 1.0)
         build(reward, max_steps=20, influence_steps=50).train()
-        assert reward.calls == 2 * 20 + 2 * 16
+        assert reward.calls == 2 * 20 + 2 * 2 * 16
 
     def test_evaluation_does_not_measure(self, build):
         reward = Reward(of_both)

@@ -1,11 +1,14 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """Several turns: what is credited, what is trained and what is logged, against slow references and by hand."""
 
+import json
+import logging
 import math
 import random
 import statistics
 from collections import Counter
 
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -399,8 +402,11 @@ class TestCredit:
             assert torch.equal(parameters(agent), old)
 
 
-def uneven(build, monkeypatch, **options):
-    """A team of which one of four chains goes on to a second turn, so that five rows are trained."""
+def uneven(build, monkeypatch, equal=False, **options):
+    """
+    A team of which one of four chains goes on to a second turn, so that five rows are trained; with `equal` all of
+    them have two tokens.
+    """
     options = {
         "num_turns": 2,
         "rollout_mode": "chain",
@@ -412,6 +418,9 @@ def uneven(build, monkeypatch, **options):
     trainer = build(first_word, repeat_task, **options)
     first = [[WORD + 9, 20, 2], [WORD + 1, 21, 22, 23, 2], [WORD + 10], [WORD + 9, 30]]
     trainer.scripts = [Script(1, first), Script(2, lengths=(1, 6))]
+    if equal:
+        first = [[WORD + 9, 20], [WORD + 1, 21], [WORD + 10, 22], [WORD + 9, 30]]
+        trainer.scripts = [Script(1, first, lengths=(2, 2)), Script(2, lengths=(2, 2))]
     stub_rollouts(monkeypatch, trainer, trainer.scripts)
     return trainer
 
@@ -571,6 +580,13 @@ def log_probabilities(model, prompt, completion):
     return torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(completion)[:, None]).squeeze(1)
 
 
+def move(model):
+    """Change all parameters a little, so that a policy is no more its reference."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+
+
 def mean_entropy(model, rows):
     """The mean over all tokens of the completions; `rows` are ids of the prompt and of the completion."""
     entropies = []
@@ -612,7 +628,7 @@ def train_one_step(build, monkeypatch, shape, loss_type, batch_size, accumulatio
         trainer.scripts = [Script(3, lengths=lengths), Script(4, lengths=lengths)]
         stub_rollouts(monkeypatch, trainer, trainer.scripts)
     else:
-        trainer = uneven(build, monkeypatch, kwargs={"callbacks": [recorder]}, **options)
+        trainer = uneven(build, monkeypatch, "equal" in shape, kwargs={"callbacks": [recorder]}, **options)
     batches = record_batches(trainer)
     trainer.train()
     return trainer, recorder.steps[0], batches[0]
@@ -644,9 +660,9 @@ class TestLosses:
             )
         loss = GRPOAgent.loss
 
-        def counted(self, model, inputs, *args):
+        def counted(self, model, inputs, *args, **kwargs):
             losses.append(len(inputs["completion_ids"]))
-            return loss(self, model, inputs, *args)
+            return loss(self, model, inputs, *args, **kwargs)
 
         monkeypatch.setattr(GRPOAgent, "loss", counted)
         trainer.train()
@@ -695,9 +711,7 @@ class TestLosses:
         )
         # A policy that left its reference
         for agent in trainer.agents:
-            with torch.no_grad():
-                for parameter in agent.parameters():
-                    parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+            move(agent)
         policies = [lm(0), lm(1)]
         for policy, agent in zip(policies, trainer.agents, strict=True):
             policy.load_state_dict(agent.state_dict())
@@ -717,9 +731,14 @@ class TestLosses:
             expected = plain_gradient(policy, rows, loss_type, terms=kl)
             assert_close(recorder.steps[0][f"agent_{index}"], expected)
 
+    @pytest.mark.parametrize(
+        ("batch_size", "accumulation", "sizes"), [(4, 1, [2, 3]), (2, 2, [1, 1, 1, 2]), (1, 4, [1] * 5)]
+    )
     @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
-    def test_the_entropy_bonus_does_not_feel_the_padding(self, loss_type, build, monkeypatch):
-        """TRL's bonus is a mean over the tokens of each micro-batch, and the mean of those."""
+    def test_the_entropy_bonus_does_not_feel_the_padding(
+        self, loss_type, batch_size, accumulation, sizes, build, monkeypatch
+    ):
+        """TRL's bonus is a mean over the tokens of each micro-batch, and the mean of those that have any."""
         recorder, parts = RecordGradients(), [[], []]
         trainer = uneven(
             build,
@@ -728,28 +747,103 @@ class TestLosses:
             entropy_coef=0.3,
             optim="sgd",
             max_grad_norm=0.0,
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation,
             kwargs={"callbacks": [recorder]},
         )
         batches, loss = record_batches(trainer), GRPOAgent.loss
 
-        def recorded(self, model, inputs, *args):
+        def recorded(self, model, inputs, *args, **kwargs):
             ids, mask = inputs["prompt_ids"], inputs["prompt_mask"]
             loss_mask = inputs["completion_mask"] * inputs["tool_mask"]
             rows = zip(unpadded(ids, mask), unpadded(inputs["completion_ids"], loss_mask), strict=True)
             parts[trainer.agent_trainers.index(self)].append([row for row in rows if row[1]])
-            return loss(self, model, inputs, *args)
+            return loss(self, model, inputs, *args, **kwargs)
 
         monkeypatch.setattr(GRPOAgent, "loss", recorded)
         trainer.train()
         for index in range(2):
-            assert sorted(len(part) for part in parts[index]) == [2, 3]
+            with_rows = [part for part in parts[index] if part]
+            assert sorted(len(part) for part in with_rows) == sizes
             policy = plain_gradient(lm(index), script_rows(trainer, index, batches[0]), loss_type)
             model = lm(index)
-            for part in parts[index]:
-                (mean_entropy(model, part) / len(parts[index])).backward()
+            for part in with_rows:
+                (mean_entropy(model, part) / len(with_rows)).backward()
             bonus = gradient(model)
             assert_close(recorder.steps[0][f"agent_{index}"], policy - 0.3 * bonus)
             assert_close(recorder.steps[0][f"agent_{index}"] - policy, -0.3 * bonus, rtol=1e-2)
+
+    def test_single_rows_of_equal_lengths_are_to_bnpo_what_they_are_to_grpo(self, build, monkeypatch):
+        """Five rows in eight micro-batches of one: those that only fill up are in no mean."""
+        gradients = {}
+        for loss_type in ("grpo", "bnpo"):
+            shape = "uneven chain of equal lengths"
+            trainer, gradients[loss_type], batch = train_one_step(build, monkeypatch, shape, loss_type, 1, 4)
+            assert trainer.args.steps_per_generation == 4
+            assert len(batch["agent_0/completion_ids"]) == 8
+            for index in range(2):
+                rows = script_rows(trainer, index, batch)
+                assert len(rows) == 5 and {len(completion) for _, completion, _ in rows} == {2}
+                assert any(advantage for *_, advantage in rows)
+                assert_close(gradients[loss_type][f"agent_{index}"], plain_gradient(lm(index), rows, "grpo"))
+        for name, expected in gradients["grpo"].items():
+            assert_close(gradients["bnpo"][name], expected)
+
+    @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo"])
+    def test_what_is_logged_of_single_rows_is_the_mean_of_those_that_count(self, loss_type, build, monkeypatch):
+        """Micro-batches that only fill up have neither an entropy nor a divergence."""
+        trainer = uneven(
+            build,
+            monkeypatch,
+            loss_type=loss_type,
+            beta=0.5,
+            use_bias_correction_kl=False,
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=4,
+        )
+        for agent in trainer.agents:
+            move(agent)
+        policies = [lm(0), lm(1)]
+        for policy, agent in zip(policies, trainer.agents, strict=True):
+            policy.load_state_dict(agent.state_dict())
+        batches = record_batches(trainer)
+        trainer.train()
+        for index, policy in enumerate(policies):
+            rows, entropies, divergences = script_rows(trainer, index, batches[0]), [], []
+            assert len(rows) == 5
+            with torch.no_grad():
+                for prompt, completion, _ in rows:
+                    entropies.append(mean_entropy(policy, [(prompt, completion)]).item())
+                    gap = log_probabilities(lm(index), prompt, completion)
+                    gap = gap - log_probabilities(policy, prompt, completion)
+                    divergences.append((gap.exp() - gap - 1).mean().item())
+            assert min(entropies) > 0.01 and min(divergences) > 1e-4
+            assert logged(trainer, f"agent_{index}/entropy")[0] == pytest.approx(statistics.mean(entropies), rel=1e-4)
+            assert logged(trainer, f"agent_{index}/kl")[0] == pytest.approx(statistics.mean(divergences), rel=1e-4)
+
+    def test_what_is_logged_does_not_depend_on_how_equal_rows_are_cut(self, build, monkeypatch):
+        """All prompts and answers of an actor are the same, so that any mean over rows that count is."""
+        entropies = []
+        for batch_size, accumulation in ((4, 1), (2, 2), (1, 4)):
+            rewards = iter([[9.0, 1.0], [10.0, 9.0], [2.0]])  # one of four goes on
+            trainer = build(
+                lambda first, second, rewards=rewards: next(rewards),
+                repeat_task,
+                num_turns=2,
+                rollout_mode="chain",
+                early_termination_threshold=8.0,
+                influence_steps=0,
+                per_device_train_batch_size=batch_size,
+                gradient_accumulation_steps=accumulation,
+                kwargs={"train_dataset": Dataset.from_dict({"prompt": ["w5 w6"] * 2})},
+            )
+            stub_rollouts(monkeypatch, trainer, [[[10, 11, 2]], [[12, 13]]])
+            batches = record_batches(trainer)
+            trainer.train()
+            loss_mask = rows_of(batches[0], 0)[1]
+            assert loss_mask.any(1).sum() == 5 and len(loss_mask) > 5
+            entropies.append([logged(trainer, f"agent_{index}/entropy")[0] for index in range(2)])
+        assert entropies[1] == pytest.approx(entropies[0]) and entropies[2] == pytest.approx(entropies[0])
 
     @pytest.mark.parametrize("entropy_coef", [0.0, 0.3])
     @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
@@ -817,6 +911,34 @@ class TestLogs:
             assert entry["rewards/reward_func/mean"] == 4.0
             assert entry["env_step"] == 8 * step  # two tasks, two chains, two turns
             assert not any(name.startswith("agent_0/turn_") for name in entry)
+
+    def test_the_share_of_groups_without_spread_is_logged_once_where_rewards_are_shared(self, build, monkeypatch):
+        # Returns 1 + 5 and 3 + 5 differ, those of the second turn do not
+        trainer = build(by_turn({1: [1.0, 3.0], 2: [5.0, 5.0]}), repeat_task, num_turns=2, rollout_mode="chain")
+        stub_rollouts(monkeypatch, trainer, [Script(1), Script(2)])
+        trainer.train()
+        entry = trainer.state.log_history[0]
+        assert [name for name in entry if "frac_reward_zero_std" in name] == ["frac_reward_zero_std"]
+        assert entry["frac_reward_zero_std"] == 0.5
+
+    def test_the_share_of_groups_without_spread_is_each_actors_own_where_rewards_are(self, build, monkeypatch):
+        def reward(first, second, turn):
+            return [[1.0, 3.0], [4.0, 4.0] if turn == 1 else [5.0, 7.0 if first[0] == "w0" else 5.0]]
+
+        trainer = build(
+            reward,
+            repeat_task,
+            num_turns=2,
+            rollout_mode="chain",
+            discount=0.0,
+            agent_names=["left", "right"],
+        )
+        stub_rollouts(monkeypatch, trainer, [[[WORD], [WORD], [WORD + 1], [WORD + 1]], Script(2)])
+        trainer.train()
+        entry = trainer.state.log_history[0]
+        # The right actor's: no spread in two tasks of the first turn and in one of the second
+        assert entry["left/frac_reward_zero_std"] == 0.0 and entry["right/frac_reward_zero_std"] == 0.75
+        assert "frac_reward_zero_std" not in entry
 
     def test_a_tree_counts_every_joint_response(self, build, monkeypatch):
         rewards = {1: [1.0, 3.0], 2: [0.0, 2.0, 4.0, 10.0]}
@@ -975,10 +1097,10 @@ class TestRuns:
         generated = record_generation(monkeypatch)
         seen, loss = {}, GRPOAgent.loss
 
-        def recorded(self, model, inputs, *args):
+        def recorded(self, model, inputs, *args, **kwargs):
             part = {f"agent_0/{name}": value for name, value in inputs.items()}
             seen.setdefault(id(self), []).extend(trained_tokens(part, 0))
-            return loss(self, model, inputs, *args)
+            return loss(self, model, inputs, *args, **kwargs)
 
         monkeypatch.setattr(GRPOAgent, "loss", recorded)
         trainer.train()
@@ -986,8 +1108,9 @@ class TestRuns:
             assert len(seen[id(agent)]) == 12
             assert sorted(seen[id(agent)]) == sorted(generated(agent))
 
-    def test_one_turn_with_an_environment_is_a_single_turn(self, build, monkeypatch):
-        """The environment is not asked, and the weights are those without it."""
+    def test_one_turn_with_an_environment_is_a_single_turn(self, build, monkeypatch, caplog):
+        """The environment is not asked, which a warning says, and the weights are those without it."""
+        caplog.set_level(logging.WARNING)
         asked = []
 
         def transition(prompt, agent_completions, num_agents):
@@ -996,15 +1119,17 @@ class TestRuns:
 
         weights = []
         for environment in (None, transition):
+            caplog.clear()
             trainer = build(shared, environment)
+            warnings = [r.getMessage() for r in caplog.records if "external_transition" in r.getMessage()]
+            assert len(warnings) == (1 if environment else 0)
+            assert all("num_turns=1, so it is never called" in message for message in warnings)
             trainer.train()
             weights.append([parameters(agent) for agent in trainer.agents])
         assert not asked
         assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
     def test_completions_of_every_turn_are_in_the_table(self, build, monkeypatch, tmp_path):
-        import pandas as pd
-
         trainer = build(
             by_turn({1: [1.0, 3.0], 2: [5.0, 7.0]}),
             repeat_task,
@@ -1017,10 +1142,98 @@ class TestRuns:
         trainer.train()
         frame = pd.read_parquet(next(tmp_path.rglob("completions_00001.parquet")))
         assert frame["turn"].tolist() == [1] * 4 + [2] * 4
-        assert frame["reward_func"].tolist() == [1.0, 3.0] * 2 + [5.0, 7.0] * 2
+        assert frame["rewards/reward_func"].tolist() == [1.0, 3.0] * 2 + [5.0, 7.0] * 2
         for index in range(2):
             pairs = zip(frame[f"agent_{index}/prompt"], frame[f"agent_{index}/completion"], strict=True)
             assert list(pairs) == heard[index]
+
+    def test_texts_and_messages_are_in_one_table(self, build, monkeypatch, tmp_path):
+        """A task is a text, and the environment goes on with a dialogue, which the table has as JSON."""
+        dialogue = [{"role": "user", "content": "w5"}]
+        trainer = build(
+            shared,
+            lambda prompt, agent_completions, num_agents: [dialogue] * num_agents,
+            num_turns=2,
+            rollout_mode="chain",
+            log_completions=True,
+            kwargs={"tokenizer": tok(chat_template=CHAT_TEMPLATE)},
+        )
+        stub_rollouts(monkeypatch, trainer, [Script(1), Script(2)])
+        trainer.train()
+        frame = pd.read_parquet(next(tmp_path.rglob("completions_00001.parquet")))
+        tasks = {row["prompt"] for row in dataset(2)}
+        for index in range(2):
+            prompts = frame[f"agent_{index}/prompt"].tolist()
+            assert set(prompts[:4]) == tasks
+            assert [json.loads(prompt) for prompt in prompts[4:]] == [dialogue] * 4
+
+    @pytest.mark.parametrize("rollout_mode", ["tree", "chain"])
+    def test_an_environment_may_build_the_next_prompt_in_place(self, rollout_mode, build):
+        """What one branch appends to the history is in no other's, nor in the dataset's row."""
+        seen = []
+
+        def transition(prompt, agent_completions, num_agents, prompt_history_per_agent, batch_item):
+            seen.append((len(prompt), len(batch_item["prompt"])))
+            following = []
+            for past, text in zip(prompt_history_per_agent, agent_completions, strict=True):
+                past[-1].append({"role": "assistant", "content": text})
+                past[-1].append({"role": "user", "content": "w7"})
+                following.append(past[-1])
+            prompt.append({"role": "user", "content": "w8"})
+            batch_item["prompt"].append({"role": "user", "content": "w9"})
+            return following
+
+        tasks = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"w{i} w9"}] for i in range(2)]})
+        trainer = build(
+            shared,
+            transition,
+            num_turns=3,
+            rollout_mode=rollout_mode,
+            kwargs={"train_dataset": tasks, "tokenizer": tok(chat_template=CHAT_TEMPLATE)},
+        )
+        heard = listen(trainer)
+        trainer.train()
+        assert set(seen) == {(1, 1)}
+        second, third = (8, 16) if rollout_mode == "tree" else (4, 4)
+        for rows in heard:
+            assert [len(prompt) for prompt, _ in rows] == [1] * 4 + [3] * second + [5] * third
+            assert {tuple(m["content"] for m in prompt) for prompt, _ in rows[:4]} == {("w0 w9",), ("w1 w9",)}
+            told = Counter(prompt[1]["content"] for prompt, _ in rows[4 : 4 + second])
+            assert set(told) == {text for _, text in rows[:4]}
+
+    @pytest.mark.parametrize("where", ["formatter", "environment"])
+    def test_a_prompt_without_tokens_is_an_error_that_names_the_actor(self, where, build):
+        trainer = build(
+            shared,
+            lambda prompt, agent_completions, num_agents: ["w1", "" if where == "environment" else "w2"],
+            num_turns=2,
+            external_prompt_passthrough=True,
+            agent_names=["left", "right"],
+            kwargs={"formatters": [lambda row: "w3", lambda row: "" if where == "formatter" else "w4"]},
+        )
+        with pytest.raises(ValueError, match=r"right gets a prompt without any token: ''.*`external_transition`"):
+            trainer.train()
+
+    def test_messages_for_an_actor_without_a_chat_template_are_an_error_that_names_it(self, build):
+        """The dataset's prompts are texts, so that this turns out in the second turn."""
+        dialogue = [{"role": "user", "content": "w5"}]
+        trainer = build(
+            shared,
+            lambda prompt, agent_completions, num_agents: ["w1", dialogue],
+            num_turns=2,
+            agent_names=["left", "right"],
+        )
+        with pytest.raises(ValueError, match=r"right gets a conversational prompt .*no chat template"):
+            trainer.train()
+
+    def test_a_second_training_samples_anew(self, build):
+        """What the first one sampled would have served another iteration."""
+        trainer = build(shared, max_steps=1, num_iterations=2)
+        batches = record_batches(trainer)
+        trainer.train()
+        assert len(batches) == 1 and trainer.env_step == 4
+        trainer.train()
+        assert len(batches) == 2 and trainer.env_step == 8
 
     def test_sampling_is_batched_over_all_branches(self, build, monkeypatch):
         """A turn of a tree has as many calls as it has first turns in it, whatever the number of contexts."""
