@@ -579,6 +579,22 @@ class TestProcessor:
             JointReward(plain, 2, reward_processor=2.0)
 
 
+class TestProcessorOfNothing:
+    def test_none_is_no_reward(self):
+        """B24."""
+        rewards = one_item([1.0, 2.0, 3.0, 4.0], reward_processor=lambda r: r if r > 2 else None)
+        assert rewards[0].isnan().tolist() == [True, True, False, False]
+
+
+class TestTheSignatureOfTRL:
+    def test_prompts_in_the_place_of_texts_are_refused(self):
+        with pytest.raises(ValueError, match="has the parameter `prompts` where it gets the texts of an actor"):
+            JointReward(lambda prompts, completions, **kwargs: [0.0], 2)
+
+    def test_prompts_elsewhere_are_the_functions_own_affair(self):
+        JointReward(lambda a, b, prompts=None: [0.0], 2)
+
+
 class TestConstruction:
     """Everything that can be seen before the first call is an error at construction."""
 

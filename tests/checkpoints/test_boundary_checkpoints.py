@@ -64,7 +64,16 @@ def test_an_interval_below_one_is_an_error(tmp_path, interval):
         build(tmp_path, 1).train(checkpoint_dir=tmp_path / "saved", checkpoint_interval=interval)
 
 
-@pytest.mark.parametrize("changed", [{}, {"num_turns": 2, "rollout_mode": "chain"}], ids=["one turn", "two turns"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"num_turns": 2, "rollout_mode": "chain"},
+        {"num_iterations": 2},
+        {"steps_per_generation": 2, "per_device_train_batch_size": 2},
+    ],
+    ids=["one turn", "two turns", "two iterations", "two updates for each batch"],
+)
 def test_a_run_goes_on_from_an_epoch_as_if_it_had_never_stopped(tmp_path, changed):
     """B02, B06: the same prompts, the same samples, the same counters, to the bit."""
 
@@ -72,7 +81,7 @@ def test_a_run_goes_on_from_an_epoch_as_if_it_had_never_stopped(tmp_path, change
         return [f"{prompt} {said}" for said in agent_completions]
 
     def make(epochs, name):
-        return build(tmp_path / name, epochs, transition if changed else None, **changed)
+        return build(tmp_path / name, epochs, transition if "num_turns" in changed else None, **changed)
 
     whole = make(3, "whole")
     whole.train()
@@ -83,6 +92,16 @@ def test_a_run_goes_on_from_an_epoch_as_if_it_had_never_stopped(tmp_path, change
     assert [weights_hash(agent) for agent in second.agents] == [weights_hash(agent) for agent in whole.agents]
     for name in ("reward", "num_tokens", "env_step", "loss"):
         assert logged(second, name) == logged(whole, name)
+
+
+def test_a_checkpoint_of_another_trainer_is_named_with_what_it_holds(tmp_path):
+    build(tmp_path, 1).train(checkpoint_dir=tmp_path / "saved")
+    path = tmp_path / "saved" / "checkpoint-1" / "team_state.json"
+    state = json.loads(path.read_text())
+    del state["role_baselines"]
+    path.write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=r"written by another trainer: .*expected .*role_baselines"):
+        build(tmp_path, 2).train(resume_from_checkpoint=str(path.parent))
 
 
 def test_metadata_is_read_without_a_trainer(tmp_path):

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from trl_multiagent.rollouts.batch import JointBatch
+from trl_multiagent.rollouts.batch import JointBatch, split_batch
 from trl_multiagent.rollouts.interaction import Branch, Turn
 from trl_multiagent.rollouts.pairing import Pairing, aligned
 from trl_multiagent.rollouts.transition import History
@@ -115,3 +115,81 @@ class TestAdvantages:
         frozen.inputs = [None, {"advantages": torch.zeros(4)}]
         frozen.set_advantages(0, [torch.tensor([1.0, 2.0])])
         assert frozen.inputs[0] is None
+
+
+class TestLayout:
+    """B15, B27: padding counts in no mean."""
+
+    def test_without_padding_every_scale_is_one(self):
+        assert batch([turn(1, [4, 4])]).layout(num_splits=1, num_steps=2) == {
+            "num_splits": 1,
+            "num_real": 4,
+            "most_real": 4,
+            "row_scale": 1.0,
+            "part_scale": 1.0,
+        }
+
+    def test_rows_and_micro_batches_of_padding_are_counted(self):
+        # Processes with 3 + 2 and 3 + 0 samples in 8 rows each: 8 of 16 rows are real. Of 8 micro-batches each, the
+        # first process fills 5, the second 3
+        uneven = batch([turn(1, [3, 3]), turn(2, [2, 0])], num_rows=8)
+        assert uneven.layout(num_splits=2, num_steps=4) == {
+            "num_splits": 2,
+            "num_real": 5,
+            "most_real": 5,
+            "row_scale": 2.0,
+            "part_scale": 2.0,
+        }
+
+    def test_a_process_knows_its_own_rows_and_the_most_of_any(self):
+        uneven = batch([turn(1, [3, 3], process_index=1), turn(2, [2, 0], process_index=1)], num_rows=8)
+        layout = uneven.layout(num_splits=1, num_steps=2)
+        assert (layout["num_real"], layout["most_real"], layout["part_scale"]) == (3, 5, 1.0)
+
+
+def flat(num_real, num_rows, num_splits=1, most_real=None):
+    """Row r has the number r; padding is negative."""
+    return {
+        "agent_0/rows": torch.tensor([r if r < num_real else -1 - r for r in range(num_rows)]),
+        "agent_0/num_items": torch.tensor(7),
+        "batch/num_splits": torch.tensor(num_splits),
+        "batch/num_real": torch.tensor(num_real),
+        "batch/most_real": torch.tensor(most_real or num_real),
+    }
+
+
+def rows_of(parts):
+    return [[part["agent_0/rows"].tolist() for part in step] for step in parts]
+
+
+class TestSplit:
+    def test_without_padding_rows_stay_together_in_order(self):
+        parts = split_batch(flat(8, 8, num_splits=2), num_steps=2, shuffle=False)
+        assert rows_of(parts) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+        assert all(part["agent_0/num_items"] == 7 for step in parts for part in step)
+
+    def test_without_padding_the_order_is_that_of_one_permutation(self):
+        torch.manual_seed(3)
+        expected = torch.randperm(8).tolist()
+        torch.manual_seed(3)
+        (first, second) = rows_of(split_batch(flat(8, 8), num_steps=2, shuffle=True))
+        assert first[0] + second[0] == expected
+
+    def test_real_rows_are_dealt_to_the_micro_steps_first(self):
+        # Two micro-steps of two micro-batches of two rows; five real rows are dealt 0, 1 to the steps' first parts,
+        # 2, 3 to their second parts, 4 to the very first again
+        parts = split_batch(flat(5, 8, num_splits=2), num_steps=2, shuffle=False)
+        kept = [[[row for row in rows if row >= 0] for rows in step] for step in rows_of(parts)]
+        assert kept == [[[0, 4], [2]], [[1], [3]]]
+
+    def test_every_row_is_there_once_and_every_part_has_its_size(self):
+        parts = rows_of(split_batch(flat(5, 12, num_splits=2), num_steps=3, shuffle=True))
+        rows = [row for step in parts for part in step for row in part]
+        assert sorted(rows) == sorted(flat(5, 12)["agent_0/rows"].tolist())
+        assert all(len(part) == 2 for step in parts for part in step)
+        # Five rows in six micro-batches: no two share one
+        assert max(sum(row >= 0 for row in part) for step in parts for part in step) == 1
+
+    def test_a_micro_batch_that_is_empty_everywhere_says_so(self):
+        parts = split_batch(flat(1, 4, most_real=3), num_steps=4, shuffle=False)
+        assert [step[0]["batch/has_rows"] for step in parts] == [True, True, True, False]

@@ -103,18 +103,22 @@ class TestEarlierCompletions:
             lambda row, earlier_completions: f"{row['prompt']} {earlier_completions}",
             lambda row, earlier_completions=(): f"{row['prompt']} {earlier_completions}",
             lambda row, *, earlier_completions: f"{row['prompt']} {earlier_completions}",
-            lambda row, **kwargs: f"{row['prompt']} {kwargs['earlier_completions']}",
             functools.partial(
                 lambda row, end, earlier_completions: f"{row['prompt']} {earlier_completions}{end}", end=""
             ),
         ],
-        ids=["named", "default", "keyword_only", "any", "partial"],
+        ids=["named", "default", "keyword_only", "partial"],
     )
     def test_a_formatter_that_takes_them_gets_them(self, formatter):
         actor = ActorFormatter("a", formatter)
         assert actor.takes_earlier
         assert actor.first_prompt({"prompt": "x"}, ("one", "two")) == "x ['one', 'two']"
         assert actor.next_prompt({"prompt": "x"}, "reply", ("three",)) == "reply ['three']"
+
+    def test_one_that_takes_anything_does_not_ask_to_hear_the_others(self):
+        actor = ActorFormatter("a", lambda row, **kwargs: f"{row['prompt']} {sorted(kwargs)}")
+        assert not actor.takes_earlier
+        assert actor.first_prompt({"prompt": "x"}, ["one"]) == "x []"
 
     def test_one_that_does_not_is_called_without_them(self):
         actor = ActorFormatter("a", lambda row: row["prompt"])
@@ -212,9 +216,47 @@ class TestCheckBeforeTraining:
         self.check({"prompt": "x"}, formatter, [self.plain, self.plain], sequential=True)
         assert seen == [[], [""]]
 
-    def test_in_simultaneous_turns_a_formatter_that_needs_to_hear_surfaces_its_error(self):
-        with pytest.raises(TypeError, match="earlier_completions"):
-            self.check({"prompt": "x"}, lambda row, earlier_completions: "p", [self.plain])
+    @pytest.mark.parametrize(
+        "formatter", [lambda row, earlier_completions: "p", lambda row, earlier_completions=(): "p"]
+    )
+    def test_in_simultaneous_turns_a_formatter_that_wants_to_hear_is_refused(self, formatter):
+        with pytest.raises(ValueError, match="takes `earlier_completions`, but turn_order='simultaneous'"):
+            self.check({"prompt": "x"}, formatter, [self.plain])
+
+    def test_a_formatter_that_fails_on_nothing_said_is_named_with_what_it_was_tried_with(self):
+        def second_word(row, earlier_completions):
+            return row["prompt"] if not earlier_completions else earlier_completions[0].split()[1]
+
+        formatters = resolve_formatters(second_word, ["planner", "writer"])
+        with pytest.raises(
+            ValueError, match=r"formatter of writer failed .* with earlier_completions=\[''\].*IndexError"
+        ) as raised:
+            check_formatters({"prompt": "x"}, formatters, [self.plain] * 2, sequential=True)
+        assert isinstance(raised.value.__cause__, IndexError)
+
+    def test_a_formatter_that_fails_is_named(self):
+        with pytest.raises(ValueError, match=r"failed on the dataset's first row \(KeyError: 'question'\)"):
+            self.check({"prompt": "x"}, lambda row: row["question"], [self.plain])
+
+
+class TestOwnCopies:
+    """What a formatter does to its row is nobody else's."""
+
+    def test_messages_that_are_extended_in_place_stay_as_they_were(self):
+        def extend(row):
+            row["prompt"].append({"role": "user", "content": "more"})
+            return row["prompt"]
+
+        actor, row = ActorFormatter("a", extend), {"prompt": messages("x")}
+        for _ in range(2):
+            assert len(actor.first_prompt(row)) == len(messages("x")) + 1
+            assert len(actor.next_prompt(row, messages("reply"))) == len(messages("reply")) + 1
+        assert row == {"prompt": messages("x")}
+
+    def test_a_message_without_content_is_an_error(self):
+        actor = ActorFormatter("a", lambda row: [{"role": "user"}])
+        with pytest.raises(ValueError, match="a: the prompt is a list"):
+            actor.first_prompt({"prompt": "x"})
 
 
 class TestOneKind:

@@ -133,6 +133,33 @@ class TestKeywords:
         assert Transition(recorder, NAMES)([], [], 1) == [] and recorder.calls == []
 
 
+class TestMessagesInPlace:
+    """A function may build the next prompt in what it was given; branches that share it do not notice."""
+
+    def test_branches_of_one_context_do_not_see_each_other(self):
+        asked = [{"role": "user", "content": "x"}]
+        shared = [History([[asked]], [["a"]]), History([[asked]], [["b"]])]
+        row = {"prompt": asked, "meta": {"seen": []}}
+
+        def extend(prompt, agent_completions, num_agents, prompt_history_per_agent, batch_item):
+            batch_item["meta"]["seen"].append(1)
+            prompt.append({"role": "user", "content": "lost"})
+            messages = prompt_history_per_agent[0][-1]
+            messages.append({"role": "assistant", "content": agent_completions[0]})
+            return [messages]
+
+        replies = Transition(extend, ["one"])([row, row], shared, 1)
+        assert [[message["content"] for message in reply[0]] for reply in replies] == [["x", "a"], ["x", "b"]]
+        assert asked == [{"role": "user", "content": "x"}] and row["meta"] == {"seen": []}
+
+    def test_one_prompt_for_two_actors_becomes_two(self):
+        def same(prompt, agent_completions, num_agents):
+            return [[{"role": "user", "content": "y"}]] * num_agents
+
+        (first, second), *_ = Transition(same, ["one", "two"])([{}], [History([["x"]] * 2, [["a"]] * 2)], 1)
+        assert first == second and first is not second
+
+
 class TestAsync:
     def test_all_branches_wait_together(self):
         waiting = []

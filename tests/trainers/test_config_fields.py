@@ -504,7 +504,9 @@ class TestOptionsOfTheTeam:
         assert len(files) == 2
         frame = pd.read_parquet(files[0])
         assert len(frame) == 4
-        assert {"agent_0/prompt", "agent_1/completion", "agent_1/advantage", "rewards/word_reward"} <= set(frame.columns)
+        assert {"agent_0/prompt", "agent_1/completion", "agent_1/advantage", "rewards/word_reward"} <= set(
+            frame.columns
+        )
 
     def test_without_it_none_is_written(self, build, tmp_path):
         build().train()
@@ -872,7 +874,9 @@ class TestWhatDoesNotFit:
 
     @pytest.mark.parametrize("decay", [1.5, -0.1, math.nan, math.inf, "0.9", True])
     def test_a_decay_out_of_its_range(self, tmp_path, decay):
-        refused(tmp_path, MAGRPOConfig, {"role_baseline_decay": decay}, f"role_baseline_decay={decay!r}", "from 0 to 1")
+        refused(
+            tmp_path, MAGRPOConfig, {"role_baseline_decay": decay}, f"role_baseline_decay={decay!r}", "from 0 to 1"
+        )
 
     @pytest.mark.parametrize("groups", ["turn", "actor"])
     def test_a_column_of_games_without_role_baselines(self, tmp_path, groups):
