@@ -22,7 +22,9 @@ class TestNames:
 
     @pytest.mark.parametrize("names", [[], ["planner"], ["planner", "coder", "tester"]])
     def test_another_number_is_an_error_with_both_numbers_and_the_names(self, names):
-        with pytest.raises(ValueError, match=rf"agent_names.* {len(names)} entries \(\[.*expected 2") as caught:
+        with pytest.raises(
+            ValueError, match=rf"agent_names.* {len(names)} entries \(\[.*expected 2, one for each actor"
+        ) as caught:
             resolve_names(names, 2)
         assert str(names) in str(caught.value)
 
@@ -51,7 +53,9 @@ class TestTrainable:
 
     @pytest.mark.parametrize("trainable", [[True], [True] * 3, []])
     def test_a_list_of_another_length_is_an_error_with_both_numbers(self, trainable):
-        with pytest.raises(ValueError, match=f"trainable_agents.* {len(trainable)} entries, expected 2"):
+        with pytest.raises(
+            ValueError, match=f"trainable_agents.* {len(trainable)} entries, expected 2.*planner.*coder"
+        ):
             self.resolve(trainable, [lm(0), lm(1)])
 
     def test_one_that_shall_learn_but_cannot_is_an_error_that_names_it(self):

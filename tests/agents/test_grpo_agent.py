@@ -68,6 +68,50 @@ class TestSampling:
         assert agent.score(PROMPTS[:2], rewards(1.0, 2.0), num_rows=2)["completion_ids"].size(0) == 2
 
 
+class TestPrompts:
+    """What cannot be generated from is an error that names the actor, also where an environment brings it."""
+
+    @pytest.mark.parametrize("prompts", [[""], ["w0 w1", "", "w2"], ["w0", "  "]])
+    def test_a_prompt_without_a_token(self, build, prompts):
+        agent = build(agent_names=["coder"])
+        empty = next(prompt for prompt in prompts if not prompt.strip())
+        with pytest.raises(ValueError, match=f"coder gets a prompt without any token: {empty!r}"):
+            agent.sample(prompts)
+
+    def test_messages_without_a_chat_template(self, build):
+        with pytest.raises(ValueError, match="coder gets a conversational prompt.*no chat template"):
+            build(agent_names=["coder"]).sample([[{"role": "user", "content": "w0"}]])
+
+    def test_every_actor_has_its_name_for_errors(self, tmp_path):
+        team = MAGRPOTrainer(
+            agents=[lm(0), lm(1)],
+            tokenizer=tok(),
+            reward_func=word_reward,
+            train_dataset=dataset(4),
+            args=team_args(MAGRPOConfig, tmp_path, agent_names=["planner", "coder"]),
+        )
+        assert [agent.name for agent in team.agent_trainers] == ["planner", "coder"]
+
+    def test_without_names_it_is_the_number(self, build):
+        with pytest.raises(ValueError, match="^agent_0 gets a prompt without any token"):
+            build().sample([""])
+
+    @pytest.mark.parametrize(
+        ("reply", "problem"), [("", "without any token"), ([{"role": "user", "content": "w1"}], "no chat template")]
+    )
+    def test_an_environment_that_brings_one(self, tmp_path, reply, problem):
+        team = MAGRPOTrainer(
+            agents=[lm(0), lm(1)],
+            tokenizer=tok(),
+            reward_func=word_reward,
+            external_transition=lambda prompt, agent_completions, num_agents: ["w1", reply],
+            train_dataset=dataset(4),
+            args=team_args(MAGRPOConfig, tmp_path, agent_names=["planner", "coder"], num_turns=2),
+        )
+        with pytest.raises(ValueError, match=f"coder gets a .*{problem}"):
+            team.train()
+
+
 class TestGreedy:
     def test_answers_are_the_most_probable_tokens(self, build):
         agent = build(max_completion_length=4)
@@ -140,6 +184,49 @@ class TestPadding:
         scale = gradients[0].abs().max().item()
         assert scale > 1e-4
         torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5 * scale)
+
+    @pytest.mark.parametrize("loss_type", ["grpo", "sapo", "dr_grpo", "bnpo", "cispo", "dapo", "vespo"])
+    @pytest.mark.parametrize("entropy_coef", [0.0, 0.5])
+    def test_a_micro_batch_of_padding_alone_changes_neither_gradient_nor_metrics(self, build, loss_type, entropy_coef):
+        """One row at once; and as one of two micro-batches, the other of padding alone."""
+        agent = build(loss_type=loss_type, beta=0.5, num_iterations=2, entropy_coef=entropy_coef)
+        with torch.no_grad():
+            next(agent.model.parameters()).mul_(1.1)
+        gradients, metrics = [], []
+        for num_rows in (1, 2):
+            torch.manual_seed(0)
+            agent.sample(PROMPTS[:1])
+            values = torch.full((num_rows, 1), torch.nan)
+            values[0] = 1.0
+            inputs = agent.score(PROMPTS[:1], values, num_rows, grouped=False)
+            inputs["advantages"] = torch.tensor([2.0, 0.0])[:num_rows]
+            agent.model.zero_grad()
+            agent.model.train()
+            agent._metrics["train"].clear()
+            if num_rows == 1:
+                agent.loss(agent.model, inputs).backward()
+            else:
+                scales = dict(num_splits=2, row_scale=2.0, part_scale=2.0)
+                agent.loss(agent.model, part(inputs, slice(0, 1)), **scales).backward()
+                agent.loss(agent.model, part(inputs, slice(1, 2)), **scales, has_rows=False).backward()
+            gradients.append(gradient(agent.model))
+            metrics.append({name: list(numbers) for name, numbers in agent._metrics["train"].items()})
+        scale = gradients[0].abs().max().item()
+        assert scale > 1e-4
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5 * scale)
+        assert metrics[0] and metrics[1].keys() == metrics[0].keys()
+        for name in metrics[0].keys() - {"policy_loss", "entropy_coef"}:  # parts of a scaled loss
+            numbers = metrics[0][name]
+            assert metrics[1][name] == pytest.approx(numbers, rel=1e-5, abs=1e-6, nan_ok=True), name
+
+    def test_a_loss_leaves_the_settings_as_they_were(self, build):
+        agent = build(beta=0.5, loss_type="grpo", entropy_coef=0.25)
+        agent.sample(PROMPTS[:2])
+        inputs = agent.score(PROMPTS[:2], rewards(1.0, 2.0), 2)
+        before = agent.beta, agent.entropy_coef, agent.args.steps_per_generation
+        agent.loss(agent.model, inputs, num_splits=2, row_scale=2.0, part_scale=2.0)
+        assert (agent.beta, agent.entropy_coef, agent.args.steps_per_generation) == before == (0.5, 0.25, 1)
+        assert agent.current_gradient_accumulation_steps == 1
 
 
 def part(inputs, rows):

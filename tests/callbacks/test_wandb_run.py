@@ -1,6 +1,7 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """Which W&B run a training logs to, with a recorder in the place of W&B."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -86,10 +87,28 @@ def test_a_run_that_goes_on_in_the_same_process_is_not_started_again(inits, tmp_
     assert len(inits) == 1 and wandb.run.id == "run-0"
 
 
-def test_a_run_that_the_user_started_is_used(inits, tmp_path):
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == wandb_run.__name__]
+
+
+@pytest.mark.parametrize("config", [{"project": "p"}, {"project": "p", "id": "another"}])
+def test_a_run_that_the_user_started_is_used_with_a_warning(inits, tmp_path, caplog, config):
     own = wandb.init(project="mine")
-    train(tmp_path, {"project": "p"})
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path, config)
     assert inits == [{"project": "mine"}] and wandb.run is own
+    (message,) = warnings(caplog)
+    assert "run-0" in message and "`wandb_config`" in message
+
+
+def test_a_run_of_the_settings_own_id_is_no_reason_for_a_warning(inits, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path, {"project": "p"})
+        train(tmp_path, {"project": "p"})  # ends the first run
+        train(tmp_path, {"project": "p", "id": "run-1", "resume": "allow"})
+        wandb.init(id="mine")
+        train(tmp_path, {"project": "p", "id": "mine"})
+    assert warnings(caplog) == []
 
 
 def test_only_the_main_process_starts_a_run(inits):

@@ -2,12 +2,21 @@
 """Checkpoints at the ends of epochs: where they are, what they say of themselves, and how a run goes on from one."""
 
 import json
+import os
 
 import pytest
 import torch
-from tiny import dataset, lm, logged, team_args, tok, weights_hash, word_reward
+from tiny import dataset, lm, logged, record_batches, team_args, tok, weights_hash, word_reward
 
-from trl_multiagent import MAGRPOConfig, MAGRPOTrainer, read_checkpoint_metadata
+from trl_multiagent import (
+    MAACConfig,
+    MAACTrainer,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    MAREINFORCEConfig,
+    MAREINFORCETrainer,
+    read_checkpoint_metadata,
+)
 from trl_multiagent.rollouts.sampling import JointSampler
 
 
@@ -71,8 +80,17 @@ def test_an_interval_below_one_is_an_error(tmp_path, interval):
         {"num_turns": 2, "rollout_mode": "chain"},
         {"num_iterations": 2},
         {"steps_per_generation": 2, "per_device_train_batch_size": 2},
+        {"num_iterations": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
+        {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
     ],
-    ids=["one turn", "two turns", "two iterations", "two updates for each batch"],
+    ids=[
+        "one turn",
+        "two turns",
+        "two iterations",
+        "two updates for each batch",
+        "two iterations of two updates",
+        "an epoch that ends within an accumulation",
+    ],
 )
 def test_a_run_goes_on_from_an_epoch_as_if_it_had_never_stopped(tmp_path, changed):
     """B02, B06: the same prompts, the same samples, the same counters, to the bit."""
@@ -102,6 +120,68 @@ def test_a_checkpoint_of_another_trainer_is_named_with_what_it_holds(tmp_path):
     path.write_text(json.dumps(state))
     with pytest.raises(ValueError, match=r"written by another trainer: .*expected .*role_baselines"):
         build(tmp_path, 2).train(resume_from_checkpoint=str(path.parent))
+
+
+def test_what_an_earlier_training_left_of_a_batch_is_not_used(tmp_path):
+    """The first training ends after one of the two micro-steps of its batch."""
+    trainer = build(tmp_path, 1, max_steps=1, steps_per_generation=2)
+    batches = record_batches(trainer)
+    trainer.train()
+    trainer.train()
+    assert len(batches) == 2
+
+
+def test_the_teams_state_is_there_when_a_checkpoint_is_pushed(tmp_path, monkeypatch):
+    trainer = build(tmp_path, 1, max_steps=1, save_strategy="steps", save_steps=1)
+    pushed = []
+    trainer.args.push_to_hub = True  # set late: at construction it would make a repository
+    monkeypatch.setattr(trainer, "_push_from_checkpoint", lambda folder: pushed.append(sorted(os.listdir(folder))))
+    trainer.train()
+    (names,) = pushed
+    assert {"agent_0", "agent_1", "team_state.json", "trainer_state.json"} <= set(names)
+
+
+def test_an_export_in_the_middle_of_a_training_holds_no_state(tmp_path):
+    trainer = build(tmp_path, 1, max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.train()
+    assert "team_state.json" in saved(tmp_path / "run" / "checkpoint-1")
+    trainer.save_model(str(tmp_path / "export"))
+    assert saved(tmp_path / "export") == ["agent_0", "agent_1"]
+
+
+def of_kind(kind, directory, **options):
+    """A short training of `kind`, which saves after every step."""
+    config_class, trainer_class, more = {
+        "MAGRPO": (MAGRPOConfig, MAGRPOTrainer, {}),
+        "MAREINFORCE": (MAREINFORCEConfig, MAREINFORCETrainer, {}),
+        "MAAC": (MAACConfig, MAACTrainer, {"critic_model": lm(5)}),
+    }[kind]
+    return trainer_class(
+        agents=[lm(0), lm(1)],
+        tokenizer=tok(),
+        reward_func=word_reward,
+        train_dataset=dataset(6),
+        args=team_args(config_class, directory, save_strategy="steps", save_steps=1, **options),
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrote", "resumes", "error"), [("MAGRPO", "MAAC", FileNotFoundError), ("MAAC", "MAGRPO", ValueError)]
+)
+def test_a_checkpoint_of_a_team_with_other_entities_is_refused(tmp_path, wrote, resumes, error):
+    of_kind(wrote, tmp_path / "first").train()
+    later = of_kind(resumes, tmp_path / "second", max_steps=2)
+    with pytest.raises(error):
+        later.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-1"))
+    assert later.env_step == 0 and not (tmp_path / "second" / "checkpoint-2").exists()
+
+
+def test_a_checkpoint_goes_on_with_another_estimator(tmp_path):
+    of_kind("MAGRPO", tmp_path / "first").train()
+    later = of_kind("MAREINFORCE", tmp_path / "second", max_steps=2)
+    later.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-1"))
+    assert later.state.global_step == 2 and later.env_step == 8
 
 
 def test_metadata_is_read_without_a_trainer(tmp_path):

@@ -21,7 +21,7 @@ import torch
 from accelerate.state import AcceleratorState
 from peft import LoraConfig
 from safetensors.torch import load_file
-from tiny import dataset, gpt2, llama, lm, tok, weights_hash
+from tiny import CHAT_TEMPLATE, dataset, gpt2, llama, lm, tok, weights_hash
 from transformers import AutoModelForCausalLM, set_seed
 
 from trl_multiagent import (
@@ -97,6 +97,14 @@ SEVERAL_TURN_CASES = {
     "tree, cross": {**TREE, "num_turns": 2, "joint_mode": "cross", "per_device_train_batch_size": 2},
     "chain that ends unevenly": {**CHAIN, "early_termination_threshold": 28.0, "loss_type": "grpo"},
     "chain with nothing on one process": {**CHAIN, "shuffle_dataset": False, "beta": 0.1, "max_steps": 3},
+    # Messages in the first turn, texts in the second; a process without a second turn has only messages to fill up
+    "chain of messages, then texts": {
+        **CHAIN,
+        "shuffle_dataset": False,
+        "external_prompt_passthrough": True,
+        "num_turns": 2,
+        "max_steps": 3,
+    },
     "chain over both processes": {**CHAIN, "num_generations": 8, "loss_type": "dr_grpo"},
     "chain, accumulated": {
         **CHAIN,
@@ -123,7 +131,9 @@ SEVERAL_TURN_CASES = {
 CASES = {**SINGLE_TURN_CASES, **SEVERAL_TURN_CASES}
 # Tasks that end after their first turn, by `gold`: those of the second process in step 1, of the first in step 2, all
 # in step 3
-ENDING = {"chain with nothing on one process": ["w1", "w2", "w4", "w5"]}
+ENDING = {
+    case: ["w1", "w2", "w4", "w5"] for case in ("chain with nothing on one process", "chain of messages, then texts")
+}
 EVALUATED = ["accumulation", "chain that ends unevenly"]
 FROZEN = {"one frozen": "agent_0", "chain beside a frozen actor": "agent_1"}
 # Cases whose trainer is not MAGRPO
@@ -193,6 +203,10 @@ def pass_on(prompt, agent_completions, num_agents, turn, **history):
     assert [len(past) for past in history["response_history_per_agent"]] == [turn] * num_agents
     first, second = agent_completions
     return [f"{prompt} w2{turn} {second}", f"{prompt} w2{turn} {first}"]
+
+
+def as_messages(row):
+    return [{"role": "user", "content": row["prompt"]}]
 
 
 def hear(row, earlier_completions=()):
@@ -273,6 +287,9 @@ def build(case: str, directory: Path, processes: int, stage: int):
         arguments["external_transition"] = pass_on
     if args.turn_order == "sequential":
         arguments["formatters"] = hear
+    if args.external_prompt_passthrough:
+        arguments["formatters"] = as_messages
+        arguments["tokenizer"] = [tok(size, chat_template=CHAT_TEMPLATE) for size in (32, 40)]
     if case == "one frozen":
         agents[0].requires_grad_(False)
     if case == "LoRA beside full":
@@ -586,9 +603,9 @@ def test_chains_that_end_early_leave_the_processes_uneven_batches(backend, two_p
 
 
 @pytest.mark.distributed
-@EVERY_BACKEND
-def test_a_process_without_a_second_turn_still_takes_part_in_it(backend, two_processes):
-    ranks = two_processes(backend)[1]["chain with nothing on one process"]
+@pytest.mark.parametrize(("backend", "case"), [run for run in RUNS if run[1] in ENDING])
+def test_a_process_without_a_second_turn_still_takes_part_in_it(backend, case, two_processes):
+    ranks = two_processes(backend)[1][case]
     counts = [[samples_of_turn(report, step, 2) for report in ranks] for step in range(3)]
     assert counts[0][0] > 0 and counts[0][1] == 0
     assert counts[1][0] == 0 and counts[1][1] > 0

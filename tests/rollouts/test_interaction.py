@@ -606,6 +606,35 @@ class TestExternalPrompts:
     def test_without_formatters_it_is_the_prompt(self):
         assert self.prompts(None) == [["after A0", "after A1"], ["after B0", "after B1"]]
 
+    @pytest.mark.parametrize("settings", [{}, {"tree": False}, {"sequential": True}])
+    def test_messages_that_functions_change_in_place_are_the_same_for_every_branch(self, settings):
+        """A formatter that adds a message to the row's, an environment that adds one to what was asked before."""
+
+        def formatter(row, earlier_completions=()):
+            row["prompt"].append({"role": "user", "content": "answer"})
+            return row["prompt"]
+
+        def environment(prompt, agent_completions, num_agents, prompt_history_per_agent):
+            asked = [past[-1] for past in prompt_history_per_agent]
+            for messages_, said in zip(asked, agent_completions, strict=True):
+                messages_.append({"role": "assistant", "content": said})
+            return asked
+
+        rows = [{"prompt": messages("x")} for _ in range(2)]
+        turns = roll_out(
+            [Counter("A"), Counter("B")], rows, formatter, transition=environment, num_turns=2, **settings
+        )
+        user = {"role": "user", "content": "answer"}
+        for agent, name in enumerate("AB"):
+            assert turns[0].prompts[agent] == [[*messages("x"), user]] * 2
+            contexts = [0, 1] if settings.get("tree") is False else [0, 0, 1, 1]
+            expected = [
+                [*messages("x"), user, {"role": "assistant", "content": f"{name}{number}"}, user]
+                for number in contexts
+            ]
+            assert turns[1].prompts[agent] == expected
+        assert rows == [{"prompt": messages("x")}] * 2
+
     def test_passed_through_no_formatter_sees_it(self):
         calls = []
 
@@ -890,6 +919,16 @@ class TestProcesses:
         assert len(turns) > 1 and turns[1].counts == [0, 2]
         assert [actor.sizes for actor in first] == [actor.sizes for actor in second]
         assert [actor.kept[1] for actor in first] == [0, 0]
+        assert [actor.asked[1] for actor in first] == [["x", "x"]] * 2  # it has no other prompt
+
+    def test_where_a_process_has_fewer_prompts_one_of_the_same_turn_fills_up(self, monkeypatch):
+        _, ((turns, first), (_, second)) = self.both(monkeypatch, "xyzw", early_termination_threshold=4.0)
+        assert turns[1].counts[0] < turns[1].counts[1]
+        for agent, actor in enumerate(first):
+            asked = [prompt for prompts in actor.asked[1:3] for prompt in prompts]
+            own = turns[1].prompts[agent]
+            assert asked[: len(own)] == own and asked[len(own) :] == [own[0]] * (turns[1].counts[1] - len(own))
+        assert second[0].asked[1][0] == turns[1].prompts[0][0].replace("y", "z")
 
     def spanning(self, monkeypatch, rows, generations):
         """Two processes with half of the rows each: what the reward function and the formatters saw, and the turns."""
