@@ -586,6 +586,24 @@ class TestProcessorOfNothing:
         assert rewards[0].isnan().tolist() == [True, True, False, False]
 
 
+class TestItemsAreCopies:
+    def test_what_a_function_does_to_a_row_stays_its_own(self):
+        row = {"prompt": [{"role": "user", "content": "x"}], "meta": {"seen": 0}}
+        lengths = []
+
+        def extend(first, second, batch_items):
+            for item in batch_items:
+                item["prompt"].append({"role": "user", "content": "more"})
+                item["meta"]["seen"] += 1
+                lengths.append((len(item["prompt"]), item["meta"]["seen"]))
+            return [0.0] * len(first)
+
+        reward = JointReward(extend, 2)
+        for _ in range(2):
+            reward([["a", "b"], ["c", "d"]], [row, row], [2])
+        assert lengths == [(2, 1)] * 4 and row == {"prompt": [{"role": "user", "content": "x"}], "meta": {"seen": 0}}
+
+
 class TestTheSignatureOfTRL:
     def test_prompts_in_the_place_of_texts_are_refused(self):
         with pytest.raises(ValueError, match="has the parameter `prompts` where it gets the texts of an actor"):

@@ -1,6 +1,7 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """Calling the user's reward functions and checking what they return."""
 
+import copy
 import inspect
 import itertools
 import logging
@@ -101,7 +102,7 @@ class JointReward:
         pending = []  # (function index, chunk, coroutine)
         for index, func in enumerate(self.funcs):
             for chunk in chunks:
-                offered = {"batch_items": [dict(row) for row in rows[chunk]], "turn": turn}
+                offered = {"batch_items": [copy.deepcopy(row) for row in rows[chunk]], "turn": turn}
                 kwargs = {name: value for name, value in offered.items() if name in self._takes[index]}
                 output = func(*([*texts[chunk]] for texts in completions), **kwargs)
                 if inspect.isawaitable(output):

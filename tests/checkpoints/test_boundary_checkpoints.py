@@ -118,7 +118,7 @@ def test_a_checkpoint_of_another_trainer_is_named_with_what_it_holds(tmp_path):
     state = json.loads(path.read_text())
     del state["role_baselines"]
     path.write_text(json.dumps(state))
-    with pytest.raises(ValueError, match=r"written by another trainer: .*expected .*role_baselines"):
+    with pytest.raises(ValueError, match=r"written by another kind of trainer: .*expected .*role_baselines"):
         build(tmp_path, 2).train(resume_from_checkpoint=str(path.parent))
 
 
@@ -166,13 +166,11 @@ def of_kind(kind, directory, **options):
     )
 
 
-@pytest.mark.parametrize(
-    ("wrote", "resumes", "error"), [("MAGRPO", "MAAC", FileNotFoundError), ("MAAC", "MAGRPO", ValueError)]
-)
-def test_a_checkpoint_of_a_team_with_other_entities_is_refused(tmp_path, wrote, resumes, error):
+@pytest.mark.parametrize(("wrote", "resumes"), [("MAGRPO", "MAAC"), ("MAAC", "MAGRPO")])
+def test_a_checkpoint_of_a_team_with_other_entities_is_refused(tmp_path, wrote, resumes):
     of_kind(wrote, tmp_path / "first").train()
     later = of_kind(resumes, tmp_path / "second", max_steps=2)
-    with pytest.raises(error):
+    with pytest.raises(ValueError, match="was written by another kind of trainer"):
         later.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-1"))
     assert later.env_step == 0 and not (tmp_path / "second" / "checkpoint-2").exists()
 

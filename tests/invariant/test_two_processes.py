@@ -281,7 +281,7 @@ def build(case: str, directory: Path, processes: int, stage: int):
         "reward_func": reward,
         "args": args,
         "train_dataset": dataset(6).add_column("game", ["chess", "go", "go", "chess", "go", "go"]),
-        "eval_dataset": dataset(3),
+        "eval_dataset": dataset(3).add_column("game", ["chess", "go", "go"]),
     }
     if args.num_turns > 1:
         arguments["external_transition"] = pass_on

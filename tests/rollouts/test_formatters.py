@@ -253,6 +253,15 @@ class TestOwnCopies:
             assert len(actor.next_prompt(row, messages("reply"))) == len(messages("reply")) + 1
         assert row == {"prompt": messages("x")}
 
+    def test_what_the_environment_said_stays_as_it_was(self):
+        def extend(row, external_prompts=None):
+            external_prompts.append({"role": "user", "content": "more"})
+            return external_prompts
+
+        actor, reply = ActorFormatter("a", extend), messages("reply")
+        for _ in range(2):
+            assert len(actor.next_prompt({"prompt": "x"}, reply)) == len(messages("reply")) + 1
+
     def test_a_message_without_content_is_an_error(self):
         actor = ActorFormatter("a", lambda row: [{"role": "user"}])
         with pytest.raises(ValueError, match="a: the prompt is a list"):

@@ -878,6 +878,9 @@ class TestWhatDoesNotFit:
             tmp_path, MAGRPOConfig, {"role_baseline_decay": decay}, f"role_baseline_decay={decay!r}", "from 0 to 1"
         )
 
+    def test_a_decay_that_forgets_nothing(self, tmp_path):
+        refused(tmp_path, MAGRPOConfig, {"role_baseline_decay": 1.0}, "keeps the running mean at 0", "below 1")
+
     @pytest.mark.parametrize("groups", ["turn", "actor"])
     def test_a_column_of_games_without_role_baselines(self, tmp_path, groups):
         options = {"role_baseline_column": "gold", "advantage_groups": groups}

@@ -264,6 +264,8 @@ class GRPOAgent(GRPOTrainer):
         if of_parts != 1.0 and self.aux_loss_enabled:
             changed["router_aux_loss_coef"] = self.router_aux_loss_coef * of_parts
         steps, before = self.args.steps_per_generation, {name: getattr(self, name) for name in changed}
+        metrics = self._metrics[self._mode]
+        counts = {name: len(metrics[name]) for name in ("policy_loss", "entropy_coef") if name in metrics}
         self.args.steps_per_generation = steps * num_splits
         vars(self).update(changed)
         try:
@@ -272,6 +274,10 @@ class GRPOAgent(GRPOTrainer):
         finally:
             self.args.steps_per_generation = steps
             vars(self).update(before)
+        # What TRL logs of the scaled numbers; empty micro-batches leave no metrics
+        for name, factor in (("policy_loss", part_scale if scale != 1.0 else 1.0), ("entropy_coef", of_parts)):
+            if len(metrics.get(name, ())) > counts.get(name, 0) and (name in changed or name == "policy_loss"):
+                metrics[name][-1] /= factor
         averaged = not self.model.training and self.loss_type not in self.TOKEN_TOTALS
         return loss / num_splits if averaged else loss
 

@@ -77,7 +77,7 @@ class ActorFormatter:
         dataset's own prompt is then `_original_prompt`.
         """
         replaced = _own({**row, ORIGINAL_PROMPT: row.get("prompt"), "prompt": external})
-        extra = {"external_prompts": external} if self.takes_external else {}
+        extra = {"external_prompts": copy.deepcopy(external)} if self.takes_external else {}
         return check_prompt(self.formatter(replaced, **extra, **self._earlier(earlier)), self.name)
 
     def _earlier(self, texts: Sequence[str] | None) -> dict[str, list[str]]:

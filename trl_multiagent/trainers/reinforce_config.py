@@ -96,6 +96,8 @@ class ReinforceConfig(MultiAgentConfig):
 
     def _check_credit(self) -> None:
         check_number("role_baseline_decay", self.role_baseline_decay, float, 0, 1)
+        if self.role_baseline_decay == 1:
+            raise ValueError("role_baseline_decay=1 keeps the running mean at 0 forever. Set a number below 1.")
         if self.scale_rewards != "none" and not self._has_group_baseline():
             raise ValueError(
                 f"scale_rewards={self.scale_rewards!r} with a baseline that is not the group's ({self._baseline()}): "

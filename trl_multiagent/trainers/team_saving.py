@@ -53,6 +53,8 @@ class TeamSaving(Trainer):
             save = functools.partial(self._save_boundary, os.fspath(checkpoint_dir))
             boundaries = BoundaryCheckpoints(save, checkpoint_interval)
             self.add_callback(boundaries)
+        if isinstance(resume_from_checkpoint, (str, os.PathLike)):
+            self._check_checkpoint(resume_from_checkpoint)
         self._step, self._buffered_inputs = 0, None  # what an earlier training left is not used
         self._set_caches([self.args.use_cache] * len(self.agents))
         try:
@@ -61,6 +63,19 @@ class TeamSaving(Trainer):
             self._set_caches(self._loaded_caches)
             if boundaries is not None:
                 self.remove_callback(boundaries)
+
+    def _check_checkpoint(self, checkpoint: str | os.PathLike) -> None:
+        """Raise an error, before anything is loaded, if a checkpoint is not one of this kind of trainer."""
+        path = os.path.join(checkpoint, TEAM_STATE_FILE)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"{checkpoint!r} is no checkpoint of a team: it has no {TEAM_STATE_FILE}.")
+        with open(path, encoding="utf-8") as file:
+            held = sorted(json.load(file))
+        if held != sorted(self._team_state()):
+            raise ValueError(
+                f"The checkpoint {checkpoint!r} was written by another kind of trainer: it holds {held}, expected "
+                f"{sorted(self._team_state())}. Resume it with the trainer that wrote it."
+            )
 
     @property
     def _loaded_caches(self) -> list[bool | None]:
@@ -155,13 +170,7 @@ class TeamSaving(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             with open(os.path.join(checkpoint, TEAM_STATE_FILE), encoding="utf-8") as file:
-                state = json.load(file)
-            if state.keys() != self._team_state().keys():
-                raise ValueError(
-                    f"The checkpoint {checkpoint!r} was written by another trainer: it holds {sorted(state)}, "
-                    f"expected {sorted(self._team_state())}. Resume it with the trainer that wrote it."
-                )
-            self._load_team_state(state)
+                self._load_team_state(json.load(file))
             sampler, accumulation = self._train_sampler, self.args.gradient_accumulation_steps
             self._step = self.state.global_step * accumulation
             if sampler is not None:
