@@ -174,6 +174,7 @@ def test_pipeline_lets_each_actor_hear_those_before_it(tmp_path, models):
 def test_turns_and_pipelines_run_on_the_embedded_default(tmp_path, script, shown):
     run = launch(
         *(script, "--max_steps", "1", "--num_eval_prompts", "2", "--num_generations_eval", "1"),
+        *("--steps_per_generation", "1", "--num_generations", "2", "--per_device_train_batch_size", "2"),
         *("--output_dir", str(tmp_path)),
         timeout=850,
     )
