@@ -17,6 +17,7 @@ from .._compat import keep_outputs_in_float32, reference_is_a_copy_of
 from ..models.dropout import disable_dropout
 from ..models.positions import count_positions_from_text
 from ..placement.backends import share_accelerator
+from ..rollouts.formatters import check_chat_template
 
 
 def _team_scores(*args, **kwargs):
@@ -275,8 +276,11 @@ class GRPOAgent(GRPOTrainer):
             self.args.steps_per_generation = steps
             vars(self).update(before)
         # What TRL logs of the scaled numbers; empty micro-batches leave no metrics
-        for name, factor in (("policy_loss", part_scale if scale != 1.0 else 1.0), ("entropy_coef", of_parts)):
-            if len(metrics.get(name, ())) > counts.get(name, 0) and (name in changed or name == "policy_loss"):
+        for name, is_scaled, factor in (
+            ("policy_loss", scale != 1.0, part_scale),
+            ("entropy_coef", "entropy_coef" in changed, of_parts),
+        ):
+            if is_scaled and len(metrics.get(name, ())) > counts.get(name, 0):
                 metrics[name][-1] /= factor
         averaged = not self.model.training and self.loss_type not in self.TOKEN_TOTALS
         return loss / num_splits if averaged else loss
@@ -327,11 +331,7 @@ class GRPOAgent(GRPOTrainer):
         return merged
 
     def _tokenize_prompts(self, prompts: list):
-        if not isinstance(prompts[0], str) and not self._tokenizer.chat_template:
-            raise ValueError(
-                f"{self.name} gets a conversational prompt (a list of messages), but its tokenizer has no chat "
-                f"template. Set `tokenizer.chat_template`, use an instruction-tuned model, or give text as prompt."
-            )
+        check_chat_template(self.name, prompts[0], self._tokenizer)
         prompt_ids, images, fields = super()._tokenize_prompts(prompts)
         bos = self._tokenizer.bos_token
         if bos is not None and isinstance(prompts[0], str):

@@ -88,7 +88,7 @@ class JointBatch:
             the process that has most; `row_scale` and `part_scale`, the rows and the micro-batches of all processes
             for each one that is not all padding.
         """
-        real = [sum(counts) for counts in zip(*(turn.counts for turn in self.turns), strict=True)]
+        real = samples_of_processes(self.turns)
         num_parts = num_splits * num_steps
         return {
             "num_splits": num_splits,
@@ -103,6 +103,11 @@ class JointBatch:
         inputs = self.inputs[agent]
         if inputs is not None:
             inputs["advantages"] = self.local(self.to_rows(advantages, padding=0.0))
+
+
+def samples_of_processes(turns: Sequence[Turn]) -> list[int]:
+    """Samples of an actor on each process, in all turns."""
+    return [sum(counts) for counts in zip(*(turn.counts for turn in turns), strict=True)]
 
 
 def split_batch(batch: dict[str, Any], num_steps: int, shuffle: bool) -> list[list[dict[str, Any]]]:

@@ -145,11 +145,16 @@ def check_formatters(
                 f"The formatter of {formatter.name} failed on the dataset's first row{tried} "
                 f"({type(error).__name__}: {error})."
             ) from error
-        if not isinstance(prompt, str) and not getattr(tokenizer, "chat_template", None):
-            raise ValueError(
-                f"{formatter.name} gets a conversational prompt (a list of messages), but its tokenizer has no chat "
-                f"template. Set `tokenizer.chat_template`, use an instruction-tuned model, or give text as prompt."
-            )
+        check_chat_template(formatter.name, prompt, tokenizer)
+
+
+def check_chat_template(name: str, prompt: Prompt, tokenizer: Any) -> None:
+    """Raise a `ValueError` where an actor is asked messages that its tokenizer cannot render."""
+    if not isinstance(prompt, str) and not getattr(tokenizer, "chat_template", None):
+        raise ValueError(
+            f"{name} gets a conversational prompt (a list of messages), but its tokenizer has no chat template. Set "
+            f"`tokenizer.chat_template`, use an instruction-tuned model, or give text as prompt."
+        )
 
 
 def check_one_kind(name: str, prompts: Sequence[Prompt]) -> None:

@@ -9,7 +9,6 @@ there already; otherwise a reward function is asked again.
 """
 
 import collections
-import itertools
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from ..functional.groups import group_table
 from ..rewards import JointReward
 from .batch import JointBatch
 from .interaction import Turn
+from .pairing import runs
 
 
 logger = logging.getLogger(__name__)
@@ -136,20 +136,20 @@ class InfluenceMonitor:
         table = rewards[agent][turn.pairing.columns[agent][group_table(turn.contexts)].to(rewards.device)]
         members, first = turn.pairing.members, turn.first_members
         variances = []
-        for own in _by_value([turn.contexts[sample] for sample in first]):
+        for own in runs([turn.contexts[sample] for sample in first]):
             if len(own) > MOST_PAIRED:  # neighbours share answers, so they are picked all over
                 own = random.Random(0).sample(own, MOST_PAIRED)
             variances.append(_variance(members[own], rewards[agent][own]))
-        local = turn.contexts[turn.start : turn.start + len(turn.branches)]
+        local = turn.local(turn.contexts)
         texts = turn.completions[agent]
-        useful = [len({texts[s] for s in own}) > 1 and variances[local[own[0]]] > 0 for own in _by_value(local)]
+        useful = [len({texts[s] for s in own}) > 1 and variances[local[own[0]]] > 0 for own in runs(local)]
         return table, torch.stack(variances), sum(map(bool, useful))
 
     def _exchanged(self, turn: Turn, agent: int, rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Some tasks of this process again, with the actor's answers moved on by one; as for `_crossed`."""
-        own = turn.tasks[turn.start : turn.start + len(turn.branches)]
+        own = turn.local(turn.tasks)
         sizes = collections.Counter(turn.tasks)
-        whole = [s for s in _by_value(own) if 1 < len(s) == sizes[own[s[0]]]][:MEASURED_TASKS]
+        whole = [s for s in runs(own) if 1 < len(s) == sizes[own[s[0]]]][:MEASURED_TASKS]
         tables, variances, useful = [rewards.new_empty(0, 2, 1)], [], 0
         for samples in whole:
             moved = samples[1:] + samples[:1]
@@ -199,8 +199,3 @@ def _variance(members: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
     """
     apart = (members[:, None] != members[None]).all(dim=-1).to(returns.device)  # (J, J)
     return ((returns[:, None] - returns[None]) ** 2)[apart].nanmean() / 2
-
-
-def _by_value(values: Sequence[int]) -> list[list[int]]:
-    """Positions of equal neighbours."""
-    return [list(group) for _, group in itertools.groupby(range(len(values)), key=values.__getitem__)]

@@ -9,7 +9,6 @@ and with it every baseline, is the same for any number of processes. The structu
 the rewards, which every process has; texts stay where they were sampled.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,7 +19,7 @@ from accelerate.utils import gather_object
 
 from ..rewards import JointReward
 from .formatters import ActorFormatter, Prompt, check_one_kind
-from .pairing import Pairing, aligned, crossed
+from .pairing import Pairing, aligned, crossed, runs
 from .transition import History, Transition
 
 
@@ -57,6 +56,11 @@ class RolloutSettings:
     external_prompt_passthrough: bool = False
     seed: str = ""
     greedy: bool = False
+
+    @property
+    def grouped(self) -> bool:
+        """Whether neighbouring samples are one group of joint responses, so that TRL can compare their rewards."""
+        return self.num_turns == 1 and not self.cross
 
 
 @dataclass
@@ -107,6 +111,10 @@ class Turn:
     def start(self) -> int:
         """Number of this process's first sample."""
         return sum(self.counts[: self.process_index])
+
+    def local(self, values: list[int]) -> list[int]:
+        """This process's part of a list over the samples of all processes."""
+        return values[self.start : self.start + len(self.branches)]
 
     @property
     def first_members(self) -> list[int]:
@@ -257,8 +265,7 @@ class Interaction:
     def _pair(self, contexts: list[int], settings: RolloutSettings, number: int) -> Pairing:
         if not settings.cross:
             return aligned(len(contexts), len(self.actors))
-        by_context = [list(group) for _, group in itertools.groupby(range(len(contexts)), key=contexts.__getitem__)]
-        return crossed(by_context, len(self.actors), settings.cross_samples, f"{settings.seed}/{number}")
+        return crossed(runs(contexts), len(self.actors), settings.cross_samples, f"{settings.seed}/{number}")
 
     # Scoring
 
@@ -282,7 +289,7 @@ class Interaction:
         rewards = torch.zeros(len(self.actors), len(first), len(self.reward.funcs))
         if own:
             texts = [[said[members[joint][agent] - start] for joint in own] for agent, said in enumerate(completions)]
-            sizes = [len(list(group)) for _, group in itertools.groupby(own, key=lambda j: turn.tasks[first[j]])]
+            sizes = [len(run) for run in runs([turn.tasks[first[joint]] for joint in own])]
             rewards[:, own] = self.reward(texts, [rows[first[joint] - start] for joint in own], sizes, turn.number)
         rewards = rewards.to(accelerator.device)
         if accelerator.num_processes > 1:

@@ -28,6 +28,11 @@ class Pairing:
     columns: list[torch.Tensor]
 
 
+def runs(values: Sequence[int]) -> list[list[int]]:
+    """Positions of equal neighbours: `[5, 5, 2]` is `[[0, 1], [2]]`."""
+    return [list(group) for _, group in itertools.groupby(range(len(values)), key=values.__getitem__)]
+
+
 def aligned(num_samples: int, num_agents: int) -> Pairing:
     """Sample j of every actor forms joint response j."""
     index = torch.arange(num_samples)

@@ -41,16 +41,11 @@ class CompletionsLog:
     def note(self, batch: JointBatch) -> None:
         """Keep a batch instead of the one before. Call it on every process."""
         per_func = [turn.rewards for turn in batch.turns]
-        # Whether one number tells what every actor got
-        shared = all(is_shared(rewards[..., f]) for rewards in per_func for f in range(rewards.size(-1)))
         own_rewards = [
             batch.of_samples(index, [rewards[index] for rewards in per_func]) for index in range(len(self.agent_names))
         ]
-        shared = shared and all(
-            torch.equal(own.nan_to_num(), first.nan_to_num())
-            for turns in own_rewards
-            for own, first in zip(turns, own_rewards[0], strict=True)
-        )
+        # Whether one number tells what every actor got
+        shared = all(is_shared(torch.stack(actors).flatten(1)) for actors in zip(*own_rewards, strict=True))
         # One sync for each actor; the mean where each token has an advantage of its own
         advantages = [
             None if inputs is None else inputs["advantages"].view(batch.num_rows, -1).float().mean(dim=1).tolist()

@@ -40,7 +40,7 @@ from ..placement.backends import (
     start_backend,
 )
 from ..rewards import JointReward, RewardFunc
-from ..rollouts.batch import JointBatch, split_batch
+from ..rollouts.batch import JointBatch, samples_of_processes, split_batch
 from ..rollouts.formatters import Formatter, resolve_formatters
 from ..rollouts.influence import InfluenceMonitor
 from ..rollouts.interaction import Interaction, RolloutSettings, Turn
@@ -334,18 +334,18 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
             agent.follow(self)
         settings = self._rollout_settings(mode)
         turns = self.interaction.run(rows, settings, self._metrics.wanted_samples(mode))
-        num_splits, num_rows = self._rows_of_losses(turns, mode)
+        num_steps = self.args.steps_per_generation if mode == "train" else 1
+        num_splits, num_rows = self._rows_of_losses(turns, mode, num_steps)
         batch = JointBatch(turns, *self._returns(turns), num_rows, settings.num_generations, mode)
         per_func = [turn.rewards for turn in turns]
-        grouped = _is_grouped(settings)
         for index, agent in enumerate(self.agent_trainers):
             if not agent.trainable:
-                agent.discard(grouped)
+                agent.discard(settings.grouped)
                 batch.inputs.append(None)
                 continue
             own = batch.of_samples(index, [rewards[index] for rewards in per_func])
             batch.inputs.append(
-                agent.score(batch.prompts(index), batch.to_rows(own, padding=torch.nan), num_rows, grouped)
+                agent.score(batch.prompts(index), batch.to_rows(own, padding=torch.nan), num_rows, settings.grouped)
             )
         self._credit(batch)
         self._note(batch, settings)
@@ -354,7 +354,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
             for index, part in enumerate(batch.inputs)
             for name, value in (part or {}).items()
         }
-        layout = batch.layout(num_splits, self.args.steps_per_generation if mode == "train" else 1)
+        layout = batch.layout(num_splits, num_steps)
         flat |= {f"critic/{name}": value for name, value in batch.critic_inputs.items()}
         return flat | {f"batch/{name}": torch.tensor(value) for name, value in layout.items()}
 
@@ -364,19 +364,18 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         parents = [turn.parents.to(reward.device) for turn, reward in zip(turns, rewards, strict=True)]
         return rewards, discounted_returns(rewards, parents, self.args.discount)
 
-    def _rows_of_losses(self, turns: list[Turn], mode: str) -> tuple[int, int]:
+    def _rows_of_losses(self, turns: list[Turn], mode: str, num_steps: int) -> tuple[int, int]:
         """How many micro-batches a micro-step has, and how many rows a process has for all, padding included."""
-        steps = self.args.steps_per_generation if mode == "train" else 1
         size = self.args.per_device_train_batch_size if mode == "train" else self.args.eval_batch_size
-        most = max(sum(counts) for counts in zip(*(turn.counts for turn in turns), strict=True))
-        num_splits = -(-most // (steps * size))
-        num_parts = steps * num_splits
+        most = max(samples_of_processes(turns))
+        num_splits = -(-most // (num_steps * size))
+        num_parts = num_steps * num_splits
         return num_splits, -(-most // num_parts) * num_parts
 
     def _note(self, batch: JointBatch, settings: RolloutSettings) -> None:
         """Count, measure and log what a batch brought."""
         mode = batch.mode
-        self._metrics.note_rewards(batch, settings.num_turns, counted_by_trl=_is_grouped(settings))
+        self._metrics.note_rewards(batch, settings.num_turns, counted_by_trl=settings.grouped)
         if self.args.log_completions:
             self._completions.note(batch)
         if mode != "train":
@@ -532,11 +531,6 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         super().log(logs, start_time)
         if self.args.log_completions and self.accelerator.is_main_process:
             self._completions.write(self.args, self.state.global_step)
-
-
-def _is_grouped(settings: RolloutSettings) -> bool:
-    """Whether neighbouring rows are one group of joint responses, so that TRL can compare their rewards itself."""
-    return settings.num_turns == 1 and not settings.cross
 
 
 def _identity(rows: list) -> list:

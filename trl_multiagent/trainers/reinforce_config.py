@@ -159,6 +159,14 @@ class ReinforceConfig(MultiAgentConfig):
             )
 
 
+_SCALING = {"help": "Deviation that advantages are divided by: 'group', 'batch' or 'none'. Nothing is centred."}
+
+
+def _mode(default: str) -> str:
+    """`advantage_mode` with another default."""
+    return field(default=default, metadata=ReinforceConfig.__dataclass_fields__["advantage_mode"].metadata)
+
+
 @dataclass
 class MAGRPOConfig(ReinforceConfig):
     """
@@ -178,9 +186,7 @@ class MAREINFORCEConfig(ReinforceConfig):
     > - `scale_rewards`: Defaults to `"none"` instead of `"group"`.
     """
 
-    advantage_mode: str = field(
-        default="raw", metadata=ReinforceConfig.__dataclass_fields__["advantage_mode"].metadata
-    )
+    advantage_mode: str = _mode("raw")
     scale_rewards: str = field(
         default="none",
         metadata={"help": "Must stay 'none': a return without a baseline is not scaled."},
@@ -199,13 +205,8 @@ class MARLOOConfig(ReinforceConfig):
     >   of the group, RLOO is GRPO times `G / (G - 1)`.
     """
 
-    advantage_mode: str = field(
-        default="rloo", metadata=ReinforceConfig.__dataclass_fields__["advantage_mode"].metadata
-    )
-    scale_rewards: str = field(
-        default="none",
-        metadata={"help": "Deviation that advantages are divided by: 'group', 'batch' or 'none'. Nothing is centred."},
-    )
+    advantage_mode: str = _mode("rloo")
+    scale_rewards: str = field(default="none", metadata=_SCALING)
 
 
 @dataclass
@@ -225,13 +226,8 @@ class MAReMaxConfig(ReinforceConfig):
     > - `scale_rewards`: Defaults to `"none"` instead of `"group"`.
     """
 
-    advantage_mode: str = field(
-        default="max", metadata=ReinforceConfig.__dataclass_fields__["advantage_mode"].metadata
-    )
-    scale_rewards: str = field(
-        default="none",
-        metadata={"help": "Deviation that advantages are divided by: 'group', 'batch' or 'none'. Nothing is centred."},
-    )
+    advantage_mode: str = _mode("max")
+    scale_rewards: str = field(default="none", metadata=_SCALING)
     remax_baseline: str = field(
         default="max",
         metadata={

@@ -224,9 +224,8 @@ class MAReMaxTrainer(ReinforceTrainer):
     def _roll_out_greedily(self, batch: JointBatch) -> list[torch.Tensor]:
         """Returns of one greedy interaction for each task, `(N, tasks)` for each turn; 0 where it had ended."""
         rows = batch.turns[0].rows[:: batch.num_generations]
-        settings = dataclasses.replace(
-            self._rollout_settings("eval"), num_generations=1, tree=False, cross=False, greedy=True
-        )
+        # As in evaluation: chains of aligned joint responses
+        settings = dataclasses.replace(self._rollout_settings("eval"), num_generations=1, greedy=True)
         turns = self.interaction.run(rows, settings)
         _, returns = self._returns(turns)
         self.env_step += sum(len(turn.tasks) for turn in turns)

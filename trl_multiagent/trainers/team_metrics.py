@@ -88,16 +88,15 @@ class TeamMetrics:
             values |= {f"rewards/{name}": by_func[index, :, f] for f, name in enumerate(self.reward_names)}
             turns = {}
             for number, (reward, value) in enumerate(zip(rewards, returns, strict=True), start=1):
-                turns[f"turn_{number}/reward_mean"] = reward[index]
-                turns[f"turn_{number}/expected_return"] = value[index]
+                if num_turns > 1:
+                    turns[f"turn_{number}/reward_mean"] = reward[index]
+                    turns[f"turn_{number}/expected_return"] = value[index]
             if mode == "eval":
-                for name, numbers in (values | (turns if num_turns > 1 else {})).items():
+                for name, numbers in (values | turns).items():
                     self._eval_values.setdefault(index, {}).setdefault(name, []).append(numbers.cpu())
                 continue
-            wanted = turns if num_turns > 1 else {}
-            if not counted_by_trl or not agent.trainable:
-                wanted = values | wanted
-            for name, numbers in wanted.items():
+            seen_by_trl = counted_by_trl and agent.trainable
+            for name, numbers in (turns if seen_by_trl else values | turns).items():
                 for metric, number in _describe(name, numbers).items():
                     self._by_actor[index][metric].append(number)
         missing = every.isnan()
