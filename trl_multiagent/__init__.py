@@ -9,9 +9,13 @@ __version__ = "0.1.0.dev0"
 
 # Public name -> module that defines it. Names load on first use, so that importing the package stays cheap.
 _PUBLIC = {
+    "ActorCriticConfig": "trainers.actor_critic_config",
+    "ActorCriticTrainer": "trainers.actor_critic_trainer",
     "GRPOAgent": "agents.grpo_agent",
+    "IACConfig": "trainers.actor_critic_config",
+    "IACTrainer": "trainers.iac_trainer",
     "MAACConfig": "trainers.actor_critic_config",
-    "MAACTrainer": "trainers.actor_critic_trainer",
+    "MAACTrainer": "trainers.maac_trainer",
     "MAGRPOConfig": "trainers.reinforce_config",
     "MAGRPOTrainer": "trainers.reinforce_trainer",
     "MAREINFORCEConfig": "trainers.reinforce_config",
@@ -26,6 +30,7 @@ _PUBLIC = {
     "ReinforceConfig": "trainers.reinforce_config",
     "ReinforceTrainer": "trainers.reinforce_trainer",
     "ValueHead": "models.value_head",
+    "ValueHeadExportCallback": "callbacks.value_head_export",
     "ValueModel": "models.critic",
     "WandbRunCallback": "callbacks.wandb_run",
     "read_checkpoint_metadata": "checkpoints.metadata",
@@ -46,13 +51,16 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from .agents.grpo_agent import GRPOAgent
+    from .callbacks.value_head_export import ValueHeadExportCallback
     from .callbacks.wandb_run import WandbRunCallback
     from .checkpoints.metadata import read_checkpoint_metadata
     from .models.critic import ValueModel
     from .models.team import MultiAgentModel
     from .models.value_head import ValueHead
-    from .trainers.actor_critic_config import MAACConfig
-    from .trainers.actor_critic_trainer import MAACTrainer
+    from .trainers.actor_critic_config import ActorCriticConfig, IACConfig, MAACConfig
+    from .trainers.actor_critic_trainer import ActorCriticTrainer
+    from .trainers.iac_trainer import IACTrainer
+    from .trainers.maac_trainer import MAACTrainer
     from .trainers.multi_agent_config import MultiAgentConfig
     from .trainers.multi_agent_trainer import MultiAgentTrainer
     from .trainers.reinforce_config import (

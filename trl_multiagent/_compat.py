@@ -100,6 +100,13 @@ TRL_CONTRACT = (
         "`compute_loss` can be called without a wrapped model",
     ),
     Contract(
+        "trl.trainer.grpo_trainer.GRPOTrainer._get_per_token_logps_and_entropies",
+        ("self", "model", "batch_size"),
+        "called with prompts and completions in one, their mask and the completions' length, for log-probabilities "
+        "at sampling time where TRL does not need them; item 0 is those, shape (B, T)",
+        "TRL can be told to keep log-probabilities at sampling time",
+    ),
+    Contract(
         "trl.trainer.base_trainer._BaseTrainer._send_telemetry",
         ("self",),
         "an actor's trainer is a part of the team and sends no telemetry of its own",

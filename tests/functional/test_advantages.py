@@ -18,7 +18,6 @@ from trl_multiagent.functional.advantages import (
     normalize_advantages,
     role_advantages,
     scale_by_std,
-    td_error,
     total_effect,
     trajectory_advantages,
 )
@@ -626,43 +625,40 @@ class TestTotalEffect:
             total_effect(torch.zeros(2, 2))
 
 
-class TestTdError:
-    def test_it_is_reward_minus_value(self):
-        assert td_error(torch.tensor([1.0, 2.0]), torch.tensor([0.25, 5.0])).tolist() == [0.75, -3.0]
-
-    def test_it_is_zero_where_the_reward_is_missing(self):
-        assert td_error(torch.tensor([NAN, 2.0]), torch.tensor([0.25, 5.0])).tolist() == [0.0, -3.0]
-
-    def test_no_gradient_passes_to_the_values(self):
-        values = torch.tensor([0.25, 5.0], requires_grad=True)
-        assert not td_error(torch.tensor([1.0, 2.0]), values).requires_grad
-
-    def test_shapes_that_differ_are_an_error(self):
-        with pytest.raises(ValueError, match="must agree"):
-            td_error(torch.zeros(4), torch.zeros(1))
-
-
 class TestLeaveOneOutMean:
     def test_it_is_the_mean_of_the_others_in_the_group(self):
-        result = leave_one_out_mean(torch.tensor([1.0, 2.0, 3.0, 6.0]), 4)
-        assert result.tolist() == pytest.approx([11 / 3, 10 / 3, 3.0, 2.0])
+        result = leave_one_out_mean(torch.tensor([[1.0, 2.0, 3.0, 6.0]]))
+        assert result.tolist()[0] == pytest.approx([11 / 3, 10 / 3, 3.0, 2.0])
 
     def test_groups_do_not_mix(self):
-        assert leave_one_out_mean(torch.tensor([1.0, 2.0, 10.0, 30.0]), 2).tolist() == [2.0, 1.0, 30.0, 10.0]
+        assert leave_one_out_mean(torch.tensor([[1.0, 2.0], [10.0, 30.0]])).tolist() == [[2.0, 1.0], [30.0, 10.0]]
+
+    def test_groups_may_have_different_sizes(self):
+        result = leave_one_out_mean(torch.tensor([[1.0, 2.0, 6.0], [10.0, 30.0, NAN]]))
+        assert result[0].tolist() == [4.0, 3.5, 1.5]
+        assert result[1, :2].tolist() == [30.0, 10.0] and math.isnan(result[1, 2])
 
     def test_a_samples_own_value_never_enters_its_baseline(self):
-        before = leave_one_out_mean(torch.tensor([1.0, 2.0, 3.0]), 3)
-        after = leave_one_out_mean(torch.tensor([100.0, 2.0, 3.0]), 3)
+        before = leave_one_out_mean(torch.tensor([[1.0, 2.0, 3.0]]))[0]
+        after = leave_one_out_mean(torch.tensor([[100.0, 2.0, 3.0]]))[0]
         assert after[0] == before[0] and not torch.equal(after[1:], before[1:])
 
     def test_it_gives_the_rloo_reference_for_three_ones_and_five_zeros(self):
-        rewards = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
-        differences = rewards - leave_one_out_mean(rewards, 8)
-        assert differences.tolist() == pytest.approx([0.7143 if r else -0.4286 for r in rewards.tolist()], abs=5e-5)
+        rewards = torch.tensor([[1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]])
+        differences = (rewards - leave_one_out_mean(rewards))[0]
+        assert differences.tolist() == pytest.approx([0.7143 if r else -0.4286 for r in rewards[0].tolist()], abs=5e-5)
 
-    def test_a_group_of_one_is_an_error(self):
-        with pytest.raises(ValueError, match="at least 2"):
-            leave_one_out_mean(torch.tensor([1.0, 2.0]), 1)
+    def test_a_sample_alone_in_its_group_takes_the_mean_of_the_other_groups(self):
+        assert leave_one_out_mean(torch.tensor([[1.0], [2.0], [6.0]])).tolist() == [[4.0], [3.5], [1.5]]
+        mixed = leave_one_out_mean(torch.tensor([[5.0, NAN], [2.0, 8.0]]))
+        assert mixed[0, 0] == 5.0 and mixed[1].tolist() == [8.0, 2.0]  # (2 + 8) / 2
+
+    def test_a_sample_without_any_other_gets_zero(self):
+        assert leave_one_out_mean(torch.tensor([[7.0]])).tolist() == [[0.0]]
+
+    def test_another_shape_is_an_error(self):
+        with pytest.raises(ValueError, match=r"\(K, M\)"):
+            leave_one_out_mean(torch.tensor([1.0, 2.0]))
 
 
 class TestNormalizeAdvantages:

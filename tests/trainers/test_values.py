@@ -527,7 +527,7 @@ class TestCriticAdvantages:
 
         assert policy_gradient(rewards - q) == [0.0, 0.0]
         # advantages: 0 - 2/3 for action 0, 1 - 1/3 for action 1; d log pi(a) / d theta = one-hot - 1/2
-        assert policy_gradient(rewards - leave_one_out_mean(q, 4)) == pytest.approx([-4 / 3, 4 / 3])
+        assert policy_gradient(rewards - leave_one_out_mean(q[None])[0]) == pytest.approx([-4 / 3, 4 / 3])
 
 
 class TestColumns:

@@ -56,11 +56,11 @@ def resolve_trainable(
     return list(trainable)
 
 
-def resolve_peft_configs(peft_config: Any, num_agents: int) -> list[Any]:
+def resolve_peft_configs(peft_config: Any, num_agents: int, name: str = "peft_config") -> list[Any]:
     """One adapter config for each actor, from one for all or a list."""
     configs = list(peft_config) if isinstance(peft_config, (list, tuple)) else [peft_config] * num_agents
     if len(configs) != num_agents:
-        raise ValueError(f"`peft_config` has {len(configs)} entries, expected {num_agents}.")
+        raise ValueError(f"`{name}` has {len(configs)} entries, expected {num_agents}.")
     # PEFT writes the base model's name into the config, so no two actors may share one
     return [copy.deepcopy(config) for config in configs]
 
@@ -75,6 +75,7 @@ def build_agents(
     reward_names: list[str],
     peft_configs: Sequence[Any],
     quantization_config: Any = None,
+    kl_in_reward: bool = False,
 ) -> list[GRPOAgent]:
     """
     One TRL trainer for each actor, on one accelerator, which the first of them makes.
@@ -101,6 +102,7 @@ def build_agents(
             team_trainer=agents[0] if agents else None,
             trainable=trainable[index],
             name=name,
+            kl_in_reward=kl_in_reward,
         )
         check_vocabulary(name, agent.model, agent.processing_class)
         agents.append(agent)

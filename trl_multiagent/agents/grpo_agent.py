@@ -4,6 +4,7 @@
 import contextlib
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,22 @@ from ..models.dropout import disable_dropout
 from ..models.positions import count_positions_from_text
 from ..placement.backends import share_accelerator
 from ..rollouts.formatters import check_chat_template
+
+
+@dataclass
+class Sampled:
+    """
+    What became of the rollouts that an actor last turned into inputs of its loss.
+
+    Attributes:
+        num_calls (`int`): calls of `sample`.
+        lengths (list of `int`): tokens of each completion that were sampled.
+        ended (list of `bool`): whether each completion ended by itself, not by the length limit.
+    """
+
+    num_calls: int
+    lengths: list[int]
+    ended: list[bool]
 
 
 def _team_scores(*args, **kwargs):
@@ -50,6 +67,8 @@ class GRPOAgent(GRPOTrainer):
             Whether the actor learns. A frozen one only samples, and has no reference model.
         name (`str`, *optional*):
             The actor's name, for errors.
+        kl_in_reward (`bool`, *optional*, defaults to `False`):
+            Whether the team puts the KL to the reference into the reward; the loss has no such term then.
     """
 
     # Losses that are means over rows, and those that are sums over tokens divided by the tokens of all micro-batches
@@ -67,16 +86,17 @@ class GRPOAgent(GRPOTrainer):
         team_trainer=None,
         trainable: bool = True,
         name: str = "the actor",
+        kl_in_reward: bool = False,
     ):
         self._team_trainer = team_trainer
         self.name = name
         self.trainable = trainable
+        self.kl_in_reward = kl_in_reward
         # Rollouts that the team sampled and that were not consumed yet, and the rewards that belong to them
         self._rollouts: list[tuple] = []
         self._rewards: torch.Tensor | None = None
         self._empty_rows: set[int] = set()
-        # Of the rollouts that were consumed last: calls of `sample`, lengths, and whether each completion ended
-        self._sampled: tuple[int, list[int], list[bool]] = (0, [], [])
+        self.sampled = Sampled(0, [], [])
         # Tokens of prompts and completions that were sampled to fill up a batch
         self._num_filler_tokens = 0
         reference = contextlib.nullcontext() if isinstance(model, str) else _reference_of(model)
@@ -206,10 +226,10 @@ class GRPOAgent(GRPOTrainer):
         Describe the completions of all `sample` calls at once, without those that only filled up a batch: TRL's code
         described, and counted, each call by itself.
         """
-        metrics, (calls, lengths, ended) = self._metrics[self._mode], self._sampled
+        metrics, sampled = self._metrics[self._mode], self.sampled
         for name in [name for name in metrics if name.startswith("completions/")]:
-            del metrics[name][-calls:]
-        lengths, ended = gather_object(lengths), gather_object(ended)
+            del metrics[name][-sampled.num_calls :]
+        lengths, ended = gather_object(sampled.lengths), gather_object(sampled.ended)
         terminated = [length for length, end in zip(lengths, ended, strict=True) if end] or [0]
         for kind, values in (("", lengths), ("terminated_", terminated)):
             metrics[f"completions/mean_{kind}length"].append(sum(values) / len(values))
@@ -247,14 +267,17 @@ class GRPOAgent(GRPOTrainer):
             has_rows (`bool`, *optional*, defaults to `True`):
                 Whether the micro-batch has a row that is no padding, on any process. Otherwise it leaves no metrics.
         """
-        if num_splits == 1 and row_scale == 1.0:
-            return self._compute_loss(model, inputs)
         changed: dict[str, float] = {}
+        if self.kl_in_reward:
+            changed["beta"] = 0.0
+        if num_splits == 1 and row_scale == 1.0:
+            with self._changed(**changed):
+                return self._compute_loss(model, inputs)
         scale = row_scale if self.loss_type in self.ROW_MEANS else part_scale if self.loss_type == "bnpo" else 1.0
         if scale != 1.0:
             # Scaled before the loss, not after it: its entropy and router terms are means over micro-batches
             inputs = {**inputs, "advantages": inputs["advantages"] * scale}
-            changed["beta"] = self.beta * scale
+            changed["beta"] = changed.get("beta", self.beta) * scale
         of_parts = part_scale
         if self.model.training:
             changed["current_gradient_accumulation_steps"] = self.current_gradient_accumulation_steps * num_splits
@@ -264,17 +287,14 @@ class GRPOAgent(GRPOTrainer):
             changed["entropy_coef"] = self.entropy_coef * of_parts
         if of_parts != 1.0 and self.aux_loss_enabled:
             changed["router_aux_loss_coef"] = self.router_aux_loss_coef * of_parts
-        steps, before = self.args.steps_per_generation, {name: getattr(self, name) for name in changed}
-        metrics = self._metrics[self._mode]
+        steps, metrics = self.args.steps_per_generation, self._metrics[self._mode]
         counts = {name: len(metrics[name]) for name in ("policy_loss", "entropy_coef") if name in metrics}
         self.args.steps_per_generation = steps * num_splits
-        vars(self).update(changed)
         try:
-            with contextlib.nullcontext() if has_rows else self._unmeasured():
+            with self._changed(**changed), contextlib.nullcontext() if has_rows else self._unmeasured():
                 loss = self._compute_loss(model, inputs)
         finally:
             self.args.steps_per_generation = steps
-            vars(self).update(before)
         # What TRL logs of the scaled numbers; empty micro-batches leave no metrics
         for name, is_scaled, factor in (
             ("policy_loss", scale != 1.0, part_scale),
@@ -284,6 +304,16 @@ class GRPOAgent(GRPOTrainer):
                 metrics[name][-1] /= factor
         averaged = not self.model.training and self.loss_type not in self.TOKEN_TOTALS
         return loss / num_splits if averaged else loss
+
+    @contextlib.contextmanager
+    def _changed(self, **values: float) -> Iterator[None]:
+        """Inside, attributes that TRL's loss reads have other values."""
+        before = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     @contextlib.contextmanager
     def _unmeasured(self) -> Iterator[None]:
@@ -297,8 +327,33 @@ class GRPOAgent(GRPOTrainer):
 
     def is_taught_by(self, inputs: dict[str, Any]) -> bool:
         """Whether a micro-batch has something to learn for this actor: advantages, or a loss term without them."""
-        other_terms = self.beta != 0.0 or self._entropy_bonus_enabled or self.aux_loss_enabled
+        has_kl = self.beta != 0.0 and not self.kl_in_reward
+        other_terms = has_kl or self._entropy_bonus_enabled or self.aux_loss_enabled
         return other_terms or bool(inputs["advantages"].any())
+
+    def log_ratios(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """
+        `log pi(token) - log pi_ref(token)` under the policy that sampled, of every token of a batch.
+
+        Args:
+            inputs (`dict`):
+                What `score` returned, of an actor with a reference (`beta` is not 0). The log-probabilities at
+                sampling time are added where they are missing.
+
+        Returns:
+            `torch.Tensor` of shape `(R, T)`, 0 at tokens that are not trained.
+        """
+        if "old_per_token_logps" not in inputs:
+            # As TRL does where a batch serves several updates; otherwise the first loss would find them
+            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+            mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+            size = self.args.per_device_train_batch_size
+            with torch.no_grad(), self.accelerator.autocast():
+                inputs["old_per_token_logps"] = self._get_per_token_logps_and_entropies(
+                    self.model, ids, mask, inputs["completion_ids"].size(1), batch_size=size
+                )[0]
+        ratios = inputs["old_per_token_logps"] - inputs["ref_per_token_logps"]
+        return ratios.masked_fill(~trained_tokens(inputs), 0.0)
 
     def pop_metrics(self, mode: str) -> dict[str, list[float]]:
         """The metrics that TRL's code collected since the last call, one list for each name."""
@@ -321,13 +376,14 @@ class GRPOAgent(GRPOTrainer):
         return _pad(merged, missing, self._tokenizer.eos_token_id) if missing else merged
 
     def _take_rollouts(self) -> tuple:
-        """The sampled rollouts as one; noted for `_restate_lengths`."""
+        """The sampled rollouts as one; noted in `sampled`."""
         rollouts, self._rollouts = self._rollouts, []
         assert rollouts, "an actor's rollout is sampled by the team before it is scored"
         merged = _merge(rollouts)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         masks = merged[2] or [[1] * len(ids) for ids in merged[1]]
-        self._sampled = len(rollouts), [sum(mask) for mask in masks], [ids[-1] in ends for ids in merged[1]]
+        lengths = [sum(mask) for mask in masks]
+        self.sampled = Sampled(len(rollouts), lengths, [ids[-1] in ends for ids in merged[1]])
         return merged
 
     def _tokenize_prompts(self, prompts: list):
@@ -367,6 +423,12 @@ class GRPOAgent(GRPOTrainer):
 
     def _send_telemetry(self) -> None:
         """The team is one trainer; its parts report nothing."""
+
+
+def trained_tokens(inputs: dict[str, Any]) -> torch.Tensor:
+    """Which completion tokens the losses see, `(R, T)`, bool."""
+    mask = inputs["completion_mask"]
+    return (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).bool()
 
 
 def _agent_args(args: GRPOConfig, loads: bool, trainable: bool) -> GRPOConfig:

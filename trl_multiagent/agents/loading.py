@@ -3,14 +3,12 @@
 
 import copy
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -19,10 +17,8 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from trl import GRPOConfig
 
-from .._compat import create_model_from_path, find_file
-from ..models.critic import ValueModel, base_language_model
-from ..models.dropout import disable_dropout
-from ..models.value_head import VALUE_HEAD_FILE, load_value_head
+from .._compat import find_file
+from ..models.critic import base_language_model
 
 
 logger = logging.getLogger(__name__)
@@ -137,10 +133,11 @@ def resolve_tokenizers(
         given = list(tokenizer)
     else:
         given = [tokenizer] * len(agents)
-    return [_tokenizer_of(name, agent, own, args) for name, agent, own in zip(names, agents, given, strict=True)]
+    return [resolve_tokenizer(name, agent, own, args) for name, agent, own in zip(names, agents, given, strict=True)]
 
 
-def _tokenizer_of(name: str, model: ModelLike, tokenizer: Any, args: GRPOConfig) -> PreTrainedTokenizerBase:
+def resolve_tokenizer(name: str, model: ModelLike, tokenizer: Any, args: GRPOConfig) -> PreTrainedTokenizerBase:
+    """One entity's tokenizer: a copy of the given one, or the identifier's own. Errors as in `resolve_tokenizers`."""
     if isinstance(tokenizer, ProcessorMixin):
         raise ValueError(f"{name}: got a {type(tokenizer).__name__}, expected a tokenizer. Actors are text models.")
     if tokenizer is None and not isinstance(model, str):
@@ -197,7 +194,7 @@ def open_adapter(model: ModelLike, args: GRPOConfig, quantization_config=None) -
         return model
     from peft import AutoPeftModelForCausalLM
 
-    kwargs = {"dtype": torch.float32, **_init_kwargs(args)}
+    kwargs = {"dtype": torch.float32, **init_kwargs(args)}
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
     return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **kwargs)
@@ -236,87 +233,10 @@ def clear_dense_quantization(name: str, model: nn.Module) -> None:
         del model.config.quantization_config
 
 
-def load_value_model(
-    name: str,
-    source: ModelLike,
-    tokenizer: Any,
-    actor: nn.Module,
-    actor_tokenizer: PreTrainedTokenizerBase,
-    hidden_dim: int | None,
-    args: GRPOConfig,
-) -> tuple[ValueModel, PreTrainedTokenizerBase]:
-    """
-    A critic from an identifier, a directory or a loaded causal language model.
-
-    A value head that lies beside the backbone (`value_head.pt`) is restored. The critic reads text with its own
-    tokenizer where it has one, else with the first actor's.
-
-    Raises:
-        ValueError: the model is no causal language model, the vocabulary does not fit, or a saved head has another
-            shape or was trained for another `critic_type`.
-        FileNotFoundError: the backbone was saved with a head that is gone.
-    """
-    backbone = open_adapter(source, args)
-    if isinstance(backbone, str):
-        backbone = create_model_from_path(backbone, AutoModelForCausalLM, **_init_kwargs(args))
-    _check_causal(name, backbone)
-    home = identifier(source)
-    if tokenizer is None and home and any(find_file(home, f) for f in ("tokenizer_config.json", "tokenizer.json")):
-        tokenizer = home
-    if tokenizer is None:
-        _check_same_vocabulary(name, backbone, actor)
-        tokenizer = actor_tokenizer
-    tokenizer = _tokenizer_of(name, source, tokenizer, args)
-    check_vocabulary(name, backbone, tokenizer)
-    if args.disable_dropout:
-        disable_dropout(backbone)
-    with torch.random.fork_rng():
-        torch.manual_seed(args.seed)  # the head does not depend on what was built before it
-        critic = ValueModel(backbone, hidden_dim)
-    _restore_head(name, critic, home, args.critic_type)
-    backbone.config.value_head = {"critic_type": args.critic_type, "hidden_dim": hidden_dim}
-    return critic, tokenizer
-
-
-def _init_kwargs(args: GRPOConfig) -> dict[str, Any]:
+def init_kwargs(args: GRPOConfig) -> dict[str, Any]:
+    """Keyword arguments for loading a model."""
     # Without a device map the trainer places the models; TRL's default, "auto", would fill the first device first
     kwargs = {"trust_remote_code": args.trust_remote_code, "device_map": None, **(args.model_init_kwargs or {})}
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         kwargs["device_map"] = None
     return kwargs
-
-
-def _check_causal(name: str, model: nn.Module) -> None:
-    language_model = base_language_model(model)
-    if language_model.get_output_embeddings() is None or not language_model.can_generate():
-        raise ValueError(
-            f"{name} is a {type(language_model).__name__}, expected a causal language model (for example "
-            "Qwen2ForCausalLM): a value head is added to its last hidden states."
-        )
-
-
-def _check_same_vocabulary(name: str, critic: nn.Module, actor: nn.Module) -> None:
-    """A critic without a tokenizer may take the actor's if the two models seem to share a vocabulary."""
-    critic, actor = base_language_model(critic), base_language_model(actor)
-    rows = [model.get_input_embeddings().num_embeddings for model in (critic, actor)]
-    if rows[0] != rows[1] and critic.config.model_type != actor.config.model_type:
-        raise ValueError(
-            f"{name} comes without a tokenizer, and the first actor's does not fit it: it embeds {rows[0]} tokens "
-            f"({critic.config.model_type}), the actor {rows[1]} ({actor.config.model_type}). Pass `critic_tokenizer=`."
-        )
-
-
-def _restore_head(name: str, critic: ValueModel, source: str, critic_type: str) -> None:
-    saved = getattr(critic.backbone.config, "value_head", None)
-    if saved is not None and saved["critic_type"] != critic_type:
-        raise ValueError(
-            f"{name}: the value head in {source} was trained with critic_type={saved['critic_type']!r}, this run has "
-            f"critic_type={critic_type!r}. Use the same, or a backbone without a head."
-        )
-    directory = source
-    if saved is not None and not os.path.isdir(source):
-        path = find_file(source, VALUE_HEAD_FILE)
-        directory = os.path.dirname(path) if path else source
-    if saved is not None or (directory and os.path.isfile(os.path.join(directory, VALUE_HEAD_FILE))):
-        load_value_head(critic.value_head, directory)
-        logger.warning("%s: restored the value head from %s.", name, os.path.join(directory, VALUE_HEAD_FILE))

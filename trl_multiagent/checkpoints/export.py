@@ -1,7 +1,7 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """
-Export of a team: `agent_0/`, `agent_1/`, ..., `critic/`, each a directory for `from_pretrained`, with `value_head.pt`
-beside the backbone it belongs to.
+Export of a team: `agent_0/`, `agent_1/`, ..., and `critic/`, or `agent_0/critic/`, ..., each a directory for
+`from_pretrained`, with `value_head.pt` beside the backbone it belongs to.
 """
 
 import copy
@@ -18,9 +18,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from .._compat import find_file
-from ..models.critic import ValueModel, base_language_model
+from ..models.critic import ValueModel, base_language_model, is_own_critic, without_value_head
 from ..models.team import MultiAgentModel
-from ..models.value_head import load_value_head, save_value_head
+from ..models.value_head import VALUE_HEAD_CONFIG_FILE, VALUE_HEAD_FILE, load_value_head, save_value_head
 from ..placement.backends import full_parameters
 
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 def entity_directories(team: MultiAgentModel) -> list[tuple[str, nn.Module]]:
     """Directory name and module of every entity that is exported."""
-    critics = ["critic"] if len(team.critics) == 1 else [f"agent_{i}/critic" for i in range(len(team.critics))]
+    critics = ["critic"] if team.central else [f"agent_{i}/critic" for i in range(len(team.critics))]
     return [
         *((f"agent_{index}", agent) for index, agent in enumerate(team.agents)),
         *zip(critics, team.critics, strict=True),
@@ -63,7 +63,7 @@ def save_team(
             meanwhile. `None`: no adapter is merged, for a training checkpoint, which is loaded into the same model.
     """
     for (name, module), tokenizer in zip(entity_directories(team), tokenizers, strict=True):
-        with full_parameters(module, accelerator):
+        with full_parameters(module):
             if accelerator.is_main_process:
                 directory = Path(output_dir) / name
                 directory.mkdir(parents=True, exist_ok=True)
@@ -87,12 +87,17 @@ def _save_entity(module: nn.Module, directory: Path, merge: bool) -> None:
         stale.unlink()
     if is_adapter:
         (directory / "config.json").unlink(missing_ok=True)
-    if merge:
-        # Merging changes weights in the last bits and merging back does not restore them, so a copy is merged
-        model = copy.deepcopy(model).merge_and_unload()
-    model.save_pretrained(directory)
-    if isinstance(module, ValueModel):
+    with without_value_head(model):
+        if merge:
+            # Merging changes weights in the last bits and merging back does not restore them, so a copy is merged
+            copy.deepcopy(model).merge_and_unload().save_pretrained(directory)
+        else:
+            model.save_pretrained(directory)
+    if "value_head" in module._modules:
         save_value_head(module.value_head, directory)
+    else:  # one that an earlier export left is not this model's
+        for stale in (VALUE_HEAD_FILE, VALUE_HEAD_CONFIG_FILE):
+            (directory / stale).unlink(missing_ok=True)
 
 
 def base_is_found_by_name(model: nn.Module) -> bool:
@@ -130,7 +135,7 @@ def team_card(team: MultiAgentModel, trainer: str, name: str | None = None, data
     """A model card for a team, as Markdown: its entities, and how to load them."""
     rows = [
         f"| `{directory}/` | {type(base_language_model(getattr(module, 'backbone', module))).__name__} | "
-        f"{'critic with `value_head.pt`' if isinstance(module, ValueModel) else 'actor'} |"
+        f"{_role(module)} |"
         for directory, module in entity_directories(team)
     ]
     trained_on = f" on {dataset}" if dataset else ""
@@ -145,6 +150,12 @@ def team_card(team: MultiAgentModel, trainer: str, name: str | None = None, data
             '```python\nAutoModelForCausalLM.from_pretrained(repository, subfolder="agent_0")\n```\n',
         ]
     )
+
+
+def _role(module: nn.Module) -> str:
+    if isinstance(module, ValueModel):
+        return "critic with `value_head.pt`"
+    return "actor, and critic with `value_head.pt`" if is_own_critic(module) else "actor"
 
 
 def check_saveable(
@@ -226,6 +237,7 @@ def load_team(team: MultiAgentModel, directory: str | os.PathLike, trust_remote_
             set_peft_model_state_dict(model, load_peft_weights(str(path), device="cpu"))
         else:
             saved = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype, trust_remote_code=trust_remote_code)
-            model.load_state_dict(saved.state_dict())
-        if isinstance(module, ValueModel):
+            with without_value_head(model):
+                model.load_state_dict(saved.state_dict())
+        if "value_head" in module._modules:
             load_value_head(module.value_head, path)

@@ -211,66 +211,48 @@ def total_effect(returns: torch.Tensor) -> torch.Tensor:
     return (nan_std(returns, dim=1) ** 2).nanmean()
 
 
-def td_error(rewards: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def leave_one_out_mean(values: torch.Tensor) -> torch.Tensor:
     """
-    Temporal-difference error of a single turn, `r - V(h)`: the episode ends, so nothing is bootstrapped.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(B,)`):
-            Rewards, NaN where there is none.
-        values (`torch.Tensor` of shape `(B,)`):
-            Values of the histories before the turn.
-
-    Returns:
-        `torch.Tensor` of shape `(B,)`, detached; 0 where the reward is missing.
-    """
-    if rewards.shape != values.shape:
-        raise ValueError(f"`rewards` and `values` must agree, got {tuple(rewards.shape)}, {tuple(values.shape)}.")
-    return (rewards - values.detach()).nan_to_num(nan=0.0)
-
-
-def leave_one_out_mean(values: torch.Tensor, num_generations: int) -> torch.Tensor:
-    """
-    For each joint sample, the mean over the *other* samples of its group.
+    For each sample, the mean over the *other* samples of its group; alone in its group, over all samples of other
+    groups.
 
     With `values = Q(h, a)` it estimates `V(h) = E_a Q(h, a)` without using the sample's own action, so subtracting it
     leaves the policy gradient unbiased (Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free"; with a
-    learned Q it is the baseline of COMA, Foerster et al. 2018, over joint actions).
+    learned Q it is the baseline of COMA, Foerster et al. 2018, over joint actions). A mean over other histories does
+    so too, but explains less.
 
     Args:
-        values (`torch.Tensor` of shape `(B,)`):
-            One value for each joint sample.
-        num_generations (`int`):
-            Group size G, at least 2.
+        values (`torch.Tensor` of shape `(K, M)`):
+            Groups of samples, NaN where a group has fewer than M.
 
     Returns:
-        `torch.Tensor` of shape `(B,)`.
+        `torch.Tensor` of shape `(K, M)`; 0 for a sample without any other, NaN where there is no sample.
     """
-    if num_generations < 2:
-        raise ValueError(f"A leave-one-out mean needs at least 2 samples in a group, got {num_generations}.")
-    if values.dim() != 1 or values.numel() % num_generations:
-        raise ValueError(
-            f"`values` must have shape (B,) with B a multiple of num_generations={num_generations}, got "
-            f"{tuple(values.shape)}."
-        )
-    groups = values.view(-1, num_generations)  # (B/G, G)
-    return ((groups.sum(dim=1, keepdim=True) - groups) / (num_generations - 1)).reshape(-1)  # (B,)
+    if values.dim() != 2:
+        raise ValueError(f"`values` must have shape (K, M), got {tuple(values.shape)}.")
+    there = ~values.isnan()
+    known = values.masked_fill(~there, 0.0)
+    counts = there.sum(dim=1, keepdim=True)  # (K, 1)
+    totals = known.sum(dim=1, keepdim=True)
+    within = (totals - known) / (counts - 1).clamp(min=1)
+    elsewhere = (totals.sum() - totals) / (counts.sum() - counts).clamp(min=1)
+    return torch.where(counts > 1, within, elsewhere).masked_fill(~there, torch.nan)
 
 
 def normalize_advantages(advantages: torch.Tensor, valid: torch.Tensor, eps: float = 1e-8) -> torch.Tensor:
     """
-    Shift and scale advantages to mean 0 and standard deviation 1 over the valid samples (PPO's normalisation).
+    Shift and scale advantages to mean 0 and standard deviation 1 over the valid places (PPO's normalisation).
 
     Args:
-        advantages (`torch.Tensor` of shape `(B,)`):
+        advantages (`torch.Tensor` of any shape):
             Advantages of the whole generation batch, over all processes.
-        valid (`torch.Tensor` of shape `(B,)`, bool):
-            Samples that have a reward. The others get 0.
+        valid (`torch.Tensor` of the same shape, bool):
+            Places that have an advantage. The others get 0.
         eps (`float`, *optional*, defaults to `1e-8`):
             Added to the standard deviation.
 
     Returns:
-        `torch.Tensor` of shape `(B,)`. All 0 where fewer than two valid advantages differ.
+        `torch.Tensor` of the same shape. All 0 where fewer than two valid advantages differ.
     """
     if advantages.shape != valid.shape:
         raise ValueError(f"Shapes must agree, got {tuple(advantages.shape)} and {tuple(valid.shape)}.")
@@ -286,7 +268,7 @@ def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> torch.Ten
     `1 - Var(returns - values) / Var(returns)`, a scalar: 1 for a perfect critic, 0 for a constant one.
 
     Args:
-        values, returns (`torch.Tensor` of shape `(B,)`):
+        values, returns (`torch.Tensor` of one shape):
             Predictions and targets; pairs with a NaN are left out.
 
     Returns:

@@ -24,6 +24,25 @@ def last_token_index(mask: torch.Tensor) -> torch.Tensor:
     return (positions * mask.bool()).amax(dim=1)  # (B,)
 
 
+def pad_on_the_right(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Rows with their kept tokens first, in order, and everything else behind them.
+
+    Args:
+        ids, mask (`torch.Tensor` of shape `(B, T)`):
+            Token ids, and True at those to keep.
+
+    Returns:
+        `tuple` of two `torch.Tensor` of shape `(B, L)`, where L is the number of kept tokens in the longest row: ids
+        and mask (long).
+    """
+    if ids.shape != mask.shape or ids.dim() != 2:
+        raise ValueError(f"`ids` and `mask` must have one shape (B, T), got {tuple(ids.shape)}, {tuple(mask.shape)}.")
+    mask = mask.long()
+    order = (1 - mask).argsort(dim=1, stable=True)[:, : int(mask.sum(dim=1).max())]
+    return ids.gather(1, order), mask.gather(1, order)
+
+
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """
     Mean of `values` where `mask` is True, a scalar. An empty mask gives 0, attached to the graph.

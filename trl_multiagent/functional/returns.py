@@ -6,6 +6,32 @@ from collections.abc import Sequence
 import torch
 
 
+def mean_over_branches(values: torch.Tensor, parents: torch.Tensor, num_parents: int) -> torch.Tensor:
+    """
+    Mean of the values of the joint responses that continue each joint response of the turn before.
+
+    Args:
+        values (`torch.Tensor` of shape `(..., J)`):
+            Values of a turn; NaN where unknown, which is left out of the mean.
+        parents (`torch.Tensor` of shape `(J,)`, dtype long):
+            Number of the joint response that each one continues.
+        num_parents (`int`):
+            Joint responses of the turn before.
+
+    Returns:
+        `torch.Tensor` of shape `(..., num_parents)`: 0 where nothing continues, NaN where nothing that continues is
+        known.
+    """
+    if parents.shape != values.shape[-1:]:
+        raise ValueError(f"`values` has {values.size(-1)} joint responses, `parents` {parents.numel()}.")
+    known = ~values.isnan()
+    total = values.new_zeros(*values.shape[:-1], num_parents)
+    count = torch.zeros_like(total).index_add(-1, parents, known.to(total.dtype))
+    continued = torch.zeros_like(total).index_add(-1, parents, torch.ones_like(values)) > 0
+    total = total.index_add(-1, parents, values.masked_fill(~known, 0.0))
+    return torch.where(continued, total / count, 0.0)  # 0 / 0 = NaN where all that follows is missing
+
+
 def discounted_returns(
     rewards: Sequence[torch.Tensor], parents: Sequence[torch.Tensor], discount: float
 ) -> list[torch.Tensor]:
@@ -33,13 +59,6 @@ def discounted_returns(
     if not discount:
         return returns
     for turn in range(len(rewards) - 1, 0, -1):
-        later, parent = returns[turn], parents[turn]
-        if parent.shape != later.shape[1:]:
-            raise ValueError(f"Turn {turn + 1} has {later.size(1)} joint responses and {parent.numel()} parents.")
-        known = ~later.isnan()
-        total = torch.zeros_like(returns[turn - 1]).index_add(1, parent, later.masked_fill(~known, 0.0))
-        count = torch.zeros_like(total).index_add(1, parent, known.to(total.dtype))
-        continued = torch.zeros_like(total).index_add(1, parent, torch.ones_like(later)) > 0
-        follows = torch.where(continued, total / count, 0.0)  # 0 / 0 = NaN where all that follows is missing
+        follows = mean_over_branches(returns[turn], parents[turn], returns[turn - 1].size(-1))
         returns[turn - 1] = returns[turn - 1] + discount * follows
     return returns

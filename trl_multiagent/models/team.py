@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
+from .critic import is_own_critic
+
 
 class MultiAgentModel(nn.Module):
     """
@@ -19,13 +21,16 @@ class MultiAgentModel(nn.Module):
         agents (sequence of [`~transformers.PreTrainedModel`]):
             The actors, in actor order.
         critics (sequence of [`ValueModel`], *optional*):
-            The critics.
+            The critics. An actor that is its own critic has a `value_head` instead.
+        central (`bool`, *optional*, defaults to `False`):
+            Whether the critic is one for the team; otherwise critic i is that of actor i.
     """
 
-    def __init__(self, agents: Sequence[nn.Module], critics: Sequence[nn.Module] = ()):
+    def __init__(self, agents: Sequence[nn.Module], critics: Sequence[nn.Module] = (), central: bool = False):
         super().__init__()
         self.agents = nn.ModuleList(agents)
         self.critics = nn.ModuleList(critics)
+        self.central = central
 
     def forward(self, step: Callable[["MultiAgentModel"], torch.Tensor]) -> torch.Tensor:
         return step(self)
@@ -36,11 +41,20 @@ class MultiAgentModel(nn.Module):
         return self.agents[0].config
 
     def entities(self) -> Iterator[tuple[str, nn.Module]]:
-        """Name and module of every entity: `agent_0`, `agent_1`, ..., and `critic`, or `critic_0`, ... if several."""
+        """Name and module of every entity: `agent_0`, `agent_1`, ..., and `critic`, or `critic_0`, ... of each "
+        "actor."""
         for index, agent in enumerate(self.agents):
             yield f"agent_{index}", agent
         for index, critic in enumerate(self.critics):
-            yield "critic" if len(self.critics) == 1 else f"critic_{index}", critic
+            yield "critic" if self.central else f"critic_{index}", critic
+
+    def optimized_parts(self) -> Iterator[tuple[str, list[nn.Parameter]]]:
+        """Name and parameters of what has a learning rate of its own: the entities, and heads apart from actors."""
+        for name, module in self.entities():
+            head = {id(p) for p in module.value_head.parameters()} if is_own_critic(module) else set()
+            yield name, [p for p in module.parameters() if id(p) not in head]
+            if head:
+                yield f"{name}/value_head", list(module.value_head.parameters())
 
     def language_models(self) -> Iterator[nn.Module]:
         """The language model of every entity, without value heads."""

@@ -51,19 +51,13 @@ def check_optimizer(accelerator: Accelerator, learning_rates: set[float]) -> Non
         )
 
 
-def partitions_parameters(accelerator: Accelerator) -> bool:
-    """Whether each process holds only a part of every parameter (ZeRO-3)."""
-    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
-    return plugin is not None and plugin.zero_stage == 3
-
-
 def clips_gradients_itself(accelerator: Accelerator) -> bool:
     """Whether the back end clips by the norm over all parameters, out of our reach (DeepSpeed)."""
     return accelerator.distributed_type == DistributedType.DEEPSPEED
 
 
 @contextlib.contextmanager
-def full_parameters(module: nn.Module, accelerator: Accelerator, write: bool = False) -> Iterator[None]:
+def full_parameters(module: nn.Module, write: bool = False) -> Iterator[None]:
     """
     Inside, every process sees the whole parameters of `module`. Enter it on every process.
 
@@ -71,15 +65,13 @@ def full_parameters(module: nn.Module, accelerator: Accelerator, write: bool = F
         write (`bool`, *optional*, defaults to `False`):
             Whether what the main process writes into the parameters is kept.
     """
-    if not partitions_parameters(accelerator):
+    # ZeRO-3 marks what it partitioned; a model that was not loaded under it, only when training starts
+    parameters = [parameter for parameter in module.parameters() if hasattr(parameter, "ds_id")]
+    if not parameters:
         yield
         return
     import deepspeed
 
-    parameters = [parameter for parameter in module.parameters() if hasattr(parameter, "ds_id")]
-    if not parameters:  # DeepSpeed partitions a model that was not loaded under it when training starts
-        yield
-        return
     with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None):
         yield
 

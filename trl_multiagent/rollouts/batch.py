@@ -29,7 +29,9 @@ class JointBatch:
         mode (`str`): `"train"` or `"eval"`.
         inputs (list of `dict`, length N): inputs of each actor's TRL loss, tensors with first dimension R. `None` for
             a frozen actor.
-        critic_inputs (`dict`): inputs of the critics' loss, tensors with first dimension R.
+        critic_inputs (`dict`): inputs of the critics' losses, as `"critic/..."`, or `"critic_0/..."`, ...: tensors
+        with
+            first dimension R, and numbers.
     """
 
     turns: list[Turn]
@@ -74,6 +76,16 @@ class JointBatch:
             own = torch.cat([parts[process] for parts in by_turn])
             rows += [own, own.new_full((self.num_rows - len(own), *own.shape[1:]), padding)]
         return torch.cat(rows)
+
+    def from_rows(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """The inverse of `to_rows`: values of the rows of all processes, `(W * R, ...)`, by turn, `(S, ...)`."""
+        by_process = [
+            own[: sum(counts)].split(list(counts))
+            for own, counts in zip(
+                values.split(self.num_rows), zip(*(turn.counts for turn in self.turns), strict=True), strict=True
+            )
+        ]
+        return [torch.cat(parts) for parts in zip(*by_process, strict=True)]
 
     def local(self, values: torch.Tensor) -> torch.Tensor:
         """This process's part of a tensor over the rows of all processes."""

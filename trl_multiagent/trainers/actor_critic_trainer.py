@@ -1,169 +1,277 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
-"""Actor-critic trainers: a learned value is the baseline."""
+"""What the actor-critic trainers share: a learned value is the baseline."""
 
+import dataclasses
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
-from ..agents.loading import ModelLike, either, load_value_model, resolve_models
-from ..functional.advantages import explained_variance, is_shared, leave_one_out_mean, normalize_advantages, td_error
+from ..agents.grpo_agent import trained_tokens
+from ..functional.advantages import explained_variance, leave_one_out_mean, normalize_advantages
+from ..functional.gae import gae_over_turns
+from ..functional.groups import from_groups, group_table, to_groups
 from ..functional.value_losses import value_loss
+from ..models.critic import is_own_critic, read_values
 from ..models.team import MultiAgentModel
 from ..rollouts.batch import JointBatch
-from ..rollouts.formatters import prompt_text
 from ..rollouts.interaction import Turn
-from .actor_critic_config import MAACConfig
-from .multi_agent_trainer import MultiAgentTrainer
+from .actor_critic_config import ActorCriticConfig
+from .multi_agent_trainer import MultiAgentTrainer, part_of
 
 
-class MAACTrainer(MultiAgentTrainer):
+@dataclass(frozen=True)
+class Valuation:
     """
-    Multi-Agent Actor-Critic: the actors share one central critic, which sees what all of them see (centralised
-    training with decentralised execution, Lowe et al. 2017; with TRL's clipped policy loss it is MAPPO, Yu et al.
-    2022).
+    One prediction of rewards, and who learns from it.
 
-    The critic reads the joint input as text, with its own tokenizer. `critic_type="v"` values the history `V(h)`, and
-    the advantage of a joint sample is its TD error, `r - V(h)` in a single turn. `critic_type="q"` values the history
-    with the joint response, `Q(h, a)`; the advantage is `r` minus the mean Q of the *other* samples of the prompt, an
-    estimate of `V(h)`. (`r - Q(h, a)` itself vanishes as Q gets right, and with it the learning signal.)
-
-    Args:
-        critic_model (`str` or [`~transformers.PreTrainedModel`], *optional*):
-            The critic: a causal language model, to which a value head is added. A head that lies beside the backbone
-            is restored.
-        critics (list with one entry, *optional*):
-            The same as a list.
-        critic_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-            The critic's tokenizer. By default the one that lies beside the critic, else the first actor's.
-        model_config (`dict`, *optional*):
-            `critic_value_head_hidden_dim`: as in [`MAACConfig`].
-        **kwargs:
-            See [`MultiAgentTrainer`].
+    Attributes:
+        name (`str`): prefix of its inputs in a flat batch.
+        shown_name (`str`): prefix of its metrics.
+        agent (`int`, *optional*): the actor whose reward is predicted; `None` for the team's.
+        learners (tuple of `int`): the actors that get the advantages.
     """
 
-    config_class = MAACConfig
+    name: str
+    shown_name: str
+    agent: int | None
+    learners: tuple[int, ...]
 
-    def __init__(
-        self,
-        *args,
-        critic_model: ModelLike | None = None,
-        critics: Sequence[ModelLike] | None = None,
-        critic_tokenizer: PreTrainedTokenizerBase | str | None = None,
-        model_config: dict[str, Any] | None = None,
-        **kwargs,
-    ):
-        self._critic_source = resolve_models("critic", critic_model, critics, 1)[0]
-        self._critic_tokenizer = critic_tokenizer
-        self._model_config = dict(model_config or {})
-        unknown = set(self._model_config) - {"critic_value_head_hidden_dim"}
-        if unknown:
-            raise ValueError(
-                f"`model_config` has unknown entries {sorted(unknown)}; known: critic_value_head_hidden_dim."
-            )
-        super().__init__(*args, **kwargs)
 
-    def _build_critics(self, agents: list[nn.Module], tokenizers: list[PreTrainedTokenizerBase]):
-        hidden_dim = either(
-            model_config=self._model_config.get("critic_value_head_hidden_dim"),
-            critic_value_head_hidden_dim=self.args.critic_value_head_hidden_dim,
-        )
-        critic, tokenizer = load_value_model(
-            "critic", self._critic_source, self._critic_tokenizer, agents[0], tokenizers[0], hidden_dim, self.args
-        )
-        tokenizer.padding_side, tokenizer.truncation_side = "right", "left"
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token  # one of them is there: it was checked
-        return [critic], [tokenizer]
+@dataclass
+class ValueTargets:
+    """
+    What a valuation learns from a batch: R rows of this process, with one or T values each.
 
-    def render_critic_input(self, turn: Turn, sample: int) -> str:
+    Attributes:
+        valuation ([`Valuation`]): whose.
+        reading (`dict` of `torch.Tensor`): what the critic reads, see `ActorCriticTrainer._reading`.
+        old_values (`torch.Tensor` of shape `(R,)` or `(R, T)`): values at sampling time.
+        targets (`torch.Tensor` of the same shape): fixed targets, NaN where there is none.
+    """
+
+    valuation: Valuation
+    reading: dict[str, torch.Tensor]
+    old_values: torch.Tensor
+    targets: torch.Tensor
+
+
+class ActorCriticTrainer(MultiAgentTrainer):
+    """
+    Values give the advantages (TD error or generalized advantage estimation over the turns), each actor is trained on
+    its own by TRL's clipped loss (with `num_iterations` above 1 that is PPO), and the values on fixed targets.
+
+    Subclasses say what is valued (`_valuations`), what a critic reads (`_reading`) and who reads it (`_critic_of`).
+
+    Args: see [`MultiAgentTrainer`].
+    """
+
+    config_class = ActorCriticConfig
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.args.kl_in_reward
+
+    def _valuations(self) -> list[Valuation]:
+        raise AssertionError("a trainer with critics says what they value")
+
+    def _reading(self, batch: JointBatch, valuation: Valuation) -> dict[str, torch.Tensor]:
         """
-        The joint input of the critic, as text: what each actor was asked and, for `critic_type="q"`, what each
-        answered. Override it for another layout.
-
-        Args:
-            turn ([`~trl_multiagent.rollouts.interaction.Turn`]):
-                What was sampled.
-            sample (`int`):
-                Number of the joint response on this process.
+        What a critic reads in the rows of this process: `input_ids` and `attention_mask` of shape `(R, L)`, padded on
+        the right, and `positions` of shape `(R,)` or `(R, K)`, where values are read.
         """
-        parts = [f"[agent {i} is asked]\n{prompt_text(asked[sample])}" for i, asked in enumerate(turn.prompts)]
-        if self.args.critic_type == "q":
-            parts += [f"[agent {i} answers]\n{said[sample]}" for i, said in enumerate(turn.completions)]
-        return "\n".join(parts)
+        raise AssertionError("a trainer with critics says what they read")
+
+    def _critic_of(self, team: MultiAgentModel, valuation: Valuation) -> nn.Module:
+        """The critic, a [`ValueModel`], or an actor that is its own."""
+        raise AssertionError("a trainer with critics says where they are")
+
+    # Credit
 
     def _credit(self, batch: JointBatch) -> None:
-        turn, rewards = batch.turns[0], batch.rewards[0]  # (N, B over all processes)
-        if not is_shared(rewards):
-            raise ValueError(
-                "MAAC has one central critic, which values one reward for each joint response, but the reward "
-                "function returned different rewards for the actors. Return one value for each joint response."
-            )
-        rewards = rewards[0]  # (B over all processes,)
-        valid = ~torch.isnan(rewards)
-        inputs = self._tokenize_joint(turn)
-        local_values = self._values_of(inputs)
-        values = self.accelerator.gather(local_values)  # (B over all processes,)
-        baseline = values
-        if self.args.critic_type == "q" and batch.num_generations > 1:
-            baseline = leave_one_out_mean(values, batch.num_generations)
-        advantages = td_error(rewards, baseline)
+        log_ratios = self._log_ratios(batch) if self.kl_in_reward else None
+        targets = [self._credit_by(valuation, batch, log_ratios) for valuation in self._valuations()]
+        if self.args.value_normalization and batch.mode == "train":
+            self._update_moments(targets)
+        num_rows = batch.num_rows * self.accelerator.num_processes
+        for part in targets:
+            valid = ~part.targets.isnan()
+            num_targets = self.accelerator.reduce(valid.sum().float(), reduction="sum")
+            inputs = {
+                **part.reading,
+                "old_values": part.old_values,
+                "returns": part.targets.nan_to_num(nan=0.0),
+                "valid": valid,
+                "targets_per_row": num_targets / num_rows,  # of the whole generation batch, a scalar
+            }
+            batch.critic_inputs |= {f"{part.valuation.name}/{name}": value for name, value in inputs.items()}
+
+    def _log_ratios(self, batch: JointBatch) -> list[torch.Tensor | None]:
+        """For each actor `log pi - log pi_ref` of the sampled tokens, `(R, T)`; None for a frozen one, which is 0."""
+        ratios: list[torch.Tensor | None] = []
+        for agent, inputs in zip(self.agent_trainers, batch.inputs, strict=True):
+            ratios.append(None if inputs is None else agent.log_ratios(inputs))
+            if inputs is not None:
+                sums = torch.stack([ratios[-1].sum(), trained_tokens(inputs).sum()])
+                total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
+                self._metrics.add(batch.mode, f"{agent.name}/kl", total / max(count, 1.0))
+        return ratios
+
+    def _credit_by(
+        self, valuation: Valuation, batch: JointBatch, log_ratios: Sequence[torch.Tensor | None] | None
+    ) -> ValueTargets:
+        """Set the advantages that a valuation gives, one for each turn."""
+        reading = self._reading(batch, valuation)
+        own_values = self._values_at_sampling(valuation, reading)  # (R,)
+        values = batch.from_rows(self.accelerator.gather(own_values))  # (S,) for each turn
+        rewards = self._penalized(self._rewards(batch, valuation), batch, valuation, log_ratios)
+        parents = [turn.parents.to(value.device) for turn, value in zip(batch.turns, values, strict=True)]
+        discount, gae_lambda = self.args.discount, self.args.gae_lambda
+        advantages, targets = gae_over_turns(rewards, values, parents, discount, gae_lambda)
+        _, returns = gae_over_turns(rewards, values, parents, discount, 1.0)
+        if self.args.critic_type == "q":
+            baselines = [_mean_of_others(turn, value) for turn, value in zip(batch.turns, values, strict=True)]
+            advantages = [target - baseline for target, baseline in zip(targets, baselines, strict=True)]
+        flat = self._normalized(torch.cat(advantages))
+        for agent in valuation.learners:
+            batch.set_advantages(agent, flat.split([len(value) for value in values]))
+        self._note_values(batch.mode, valuation, torch.cat(values), torch.cat(returns))
+        return ValueTargets(valuation, reading, own_values, batch.local(batch.to_rows(targets, padding=torch.nan)))
+
+    def _rewards(self, batch: JointBatch, valuation: Valuation) -> list[torch.Tensor]:
+        """The rewards that a valuation predicts, `(S,)` for each turn."""
+        return [rewards[valuation.agent or 0] for rewards in batch.rewards]
+
+    def _penalized(
+        self,
+        rewards: list[torch.Tensor],
+        batch: JointBatch,
+        valuation: Valuation,
+        log_ratios: Sequence[torch.Tensor | None] | None,
+    ) -> list[torch.Tensor]:
+        """Rewards less beta times the log ratio of the actor's response; for the team, of the joint response."""
+        if log_ratios is None:
+            return rewards
+        own = log_ratios if valuation.agent is None else [log_ratios[valuation.agent]]
+        own = [ratios.sum(dim=1) for ratios in own if ratios is not None]  # (R,)
+        if not own:
+            return rewards
+        by_turn = batch.from_rows(self.accelerator.gather(torch.stack(own).sum(dim=0)))
+        return [reward - self.args.beta * ratio for reward, ratio in zip(rewards, by_turn, strict=True)]
+
+    def _normalized(self, advantages: torch.Tensor) -> torch.Tensor:
+        """Advantages of the whole generation batch, normalised if asked; 0 in place of NaN."""
         if self.args.advantage_normalization:
-            advantages = normalize_advantages(advantages, valid)
-        for agent in range(len(batch.inputs)):
-            batch.set_advantages(agent, [advantages])
-        batch.critic_inputs = {
-            **inputs,
-            "old_values": local_values,
-            "returns": batch.local(rewards.nan_to_num(nan=0.0)),
-            "valid": batch.local(valid),
-            "valid_share": valid.float().mean(),  # of the whole generation batch, a scalar
-        }
+            advantages = normalize_advantages(advantages, ~advantages.isnan())
+        return advantages.nan_to_num(nan=0.0)
+
+    def _note_values(self, mode: str, valuation: Valuation, values: torch.Tensor, returns: torch.Tensor) -> None:
+        """Measure values against the discounted returns, NaN where there is none; both of all processes."""
+        known = ~returns.isnan()
         for name, value in {
-            "value_mean": values.mean(),
-            "value_error": (rewards - values)[valid].abs().mean(),
-            "explained_variance": explained_variance(values, rewards),
+            "value_mean": values[known].mean(),
+            "value_error": (returns - values)[known].abs().mean(),
+            "explained_variance": explained_variance(values, returns),
         }.items():
-            self._metrics.add(batch.mode, f"critic/{name}", value.item())
+            self._metrics.add(mode, f"{valuation.shown_name}/{name}", value.item())
 
-    def _tokenize_joint(self, turn: Turn) -> dict[str, torch.Tensor]:
-        texts = [self.render_critic_input(turn, sample) for sample in range(len(turn.branches))]
-        tokenizer = self.critic_tokenizers[0]
-        limit = getattr(self.critics[0].config.get_text_config(), "max_position_embeddings", None)
-        limit = min(filter(None, (self.args.critic_max_length, limit)), default=None)
-        encoded = tokenizer(texts, padding=True, truncation=limit is not None, max_length=limit, return_tensors="pt")
-        device = self.accelerator.device
-        return {
-            "input_ids": encoded["input_ids"].to(device),  # (B, T), padded on the right
-            "attention_mask": encoded["attention_mask"].to(device),
-        }
+    # Values
 
-    def _values_of(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Values of all rows without gradient, in micro-batches of the training's size, shape `(B,)`."""
-        size = self.args.per_device_train_batch_size
-        chunks = zip(inputs["input_ids"].split(size), inputs["attention_mask"].split(size), strict=True)
+    def _values_at_sampling(self, valuation: Valuation, reading: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Values of all rows without gradient, in micro-batches of the training's size; in the shape of "
+        "`positions`."""
+        parts = zip(*(part.split(self.args.per_device_train_batch_size) for part in reading.values()), strict=True)
         with torch.no_grad(), self.accelerator.autocast():
-            return torch.cat([self.critics[0](ids, mask) for ids, mask in chunks])
+            return torch.cat(
+                [self._values(self.model, valuation, dict(zip(reading, part, strict=True))) for part in parts]
+            )
 
-    def _critic_loss(self, team: MultiAgentModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        mask = inputs["attention_mask"]
+    def _values(self, team: MultiAgentModel, valuation: Valuation, reading: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Values of a micro-batch, in the shape of `positions`."""
+        critic = self._critic_of(team, valuation)
+        read = functools.partial(read_values, critic, critic.value_head) if is_own_critic(critic) else critic
+        mask, positions = reading["attention_mask"], reading["positions"]
         length = int(mask.sum(dim=1).max())  # padding that no row of this micro-batch needs
-        values = team.critics[0](inputs["input_ids"][:, :length], mask[:, :length])
+        ids, mask = reading["input_ids"][:, :length], mask[:, :length]
+        if self.args.critic_type == "q" or positions.dim() > 1:
+            return read(ids, mask, positions)
+        # All samples of a context have one history, which is read once
+        rows, number = torch.unique(ids.masked_fill(mask == 0, -1), dim=0, return_inverse=True)
+        return read(rows.clamp(min=0), (rows >= 0).long())[number]
+
+    def _update_moments(self, targets: list[ValueTargets]) -> None:
+        """Let the heads' running moments take in a batch, and put the old values into the new units."""
+        heads = [self._critic_of(self.model, part.valuation).value_head for part in targets]
+        before = {id(head): dataclasses.replace(head.moments) for head in heads}
+        for head, part in zip(heads, targets, strict=True):
+            head.moments.update(*self._moments_of(part.targets))
+        for head, part in zip(heads, targets, strict=True):
+            old, new = before[id(head)], head.moments
+            part.old_values = (part.old_values - old.mean) / old.std * new.std + new.mean
+
+    def _moments_of(self, targets: torch.Tensor) -> tuple[float, float, float]:
+        """Number, mean and sum of squared deviations of what all processes have."""
+        known = targets[~targets.isnan()].double()
+        count, total = self._sum_of([torch.tensor(float(len(known))), known.sum()])
+        mean = total / max(count, 1.0)
+        return count, mean, self._sum_of([((known - mean) ** 2).sum()])[0]
+
+    def _sum_of(self, numbers: list[torch.Tensor]) -> list[float]:
+        device = self.accelerator.device
+        stacked = torch.stack([number.to(device, torch.float64) for number in numbers])
+        return self.accelerator.reduce(stacked, reduction="sum").tolist()
+
+    # Loss
+
+    def _warming_up(self, team: MultiAgentModel) -> bool:
+        """Whether only critics and value heads learn in this step."""
+        return team.training and self.state.global_step < self.args.critic_warmup_steps
+
+    def _actor_losses(
+        self, team: MultiAgentModel, index: int, inputs: dict[str, Any], layout: dict[str, float]
+    ) -> list[torch.Tensor]:
+        return [] if self._warming_up(team) else super()._actor_losses(team, index, inputs, layout)
+
+    def _critic_losses(
+        self, team: MultiAgentModel, inputs: dict[str, Any], layout: dict[str, float]
+    ) -> list[torch.Tensor]:
+        losses = []
+        for valuation in self._valuations():
+            own = part_of(inputs, f"{valuation.name}/")
+            losses.append(self._value_loss(team, valuation, own, self._values(team, valuation, own), layout))
+        return losses
+
+    def _value_loss(
+        self,
+        team: MultiAgentModel,
+        valuation: Valuation,
+        inputs: dict[str, torch.Tensor],
+        values: torch.Tensor,
+        layout: dict[str, float],
+    ) -> torch.Tensor:
+        """Weighted value error of a micro-batch, scaled for gradient accumulation."""
+        head = self._critic_of(team, valuation).value_head
         # Parts of a batch may miss different numbers of rewards; dividing by the expected number makes the mean over
         # micro-batches and processes the loss of the whole batch
-        num_targets = (inputs["valid_share"] * len(values)).clamp(min=1e-6)
         loss = value_loss(
             values,
             inputs["returns"],
             inputs["valid"],
             inputs["old_values"],
             self.args.value_clip_range,
-            num_targets,
+            num_targets=(inputs["targets_per_row"] * len(values)).clamp(min=1e-6),
+            scale=head.moments.std if self.args.value_normalization else 1.0,
         )
         mode = "train" if team.training else "eval"
-        self._metrics.add(mode, "critic/loss", self.accelerator.gather(loss.detach()).mean().item())
-        if self._decay_guard is not None and team.training:
-            self._decay_guard.note("critic", bool(inputs["valid"].any()))
-        return self.args.value_loss_coef * loss
+        self._metrics.add(mode, f"{valuation.shown_name}/loss", self.accelerator.gather(loss.detach()).mean().item())
+        accumulation = self.current_gradient_accumulation_steps if team.training else 1
+        return self.args.value_loss_coef * loss / (accumulation * layout["num_splits"])
+
+
+def _mean_of_others(turn: Turn, values: torch.Tensor) -> torch.Tensor:
+    """For each sample `(S,)`, the mean value of the others of its context, which estimates the context's value."""
+    table = group_table(turn.contexts)
+    return from_groups(leave_one_out_mean(to_groups(values, table)), table, len(values))

@@ -14,26 +14,32 @@ def split_by_entity(
     optimizer: torch.optim.Optimizer, team: MultiAgentModel, learning_rate: Callable[[str], float]
 ) -> None:
     """
-    Split the parameter groups of a fresh optimizer by actor and critic, in place. Each keeps the options of the group
-    it came from (such as weight decay), and gets its entity's learning rate and its name as `"entity"`.
+    Split the parameter groups of a fresh optimizer by actor, critic and head on an actor, in place. Each keeps the
+    options of the group it came from (such as weight decay), and gets its part's learning rate and its name as
+    `"entity"`.
 
     Args:
         optimizer ([`~torch.optim.Optimizer`]):
             An optimizer without state.
         team ([`MultiAgentModel`]):
-            The entities.
+            The parts, by `optimized_parts`.
         learning_rate (`Callable`):
-            Name of an entity to its learning rate.
+            Name of a part to its learning rate.
     """
     groups = [dict(group) for group in optimizer.param_groups]
     optimizer.param_groups.clear()
-    for name, module in team.entities():
-        own = {id(parameter) for parameter in module.parameters()}
+    for name, members in team.optimized_parts():
+        own = {id(parameter) for parameter in members}
         for group in groups:
             parameters = [parameter for parameter in group["params"] if id(parameter) in own]
             if parameters:
                 rate = learning_rate(name)
                 optimizer.add_param_group({**group, "params": parameters, "lr": rate, "entity": name})
+
+
+def is_critic(name: str) -> bool:
+    """Whether a part of a team, by its name, predicts values: a critic, or a head on an actor."""
+    return name.startswith("critic") or name.endswith("/value_head")
 
 
 class DecayGuard(TrainerCallback):

@@ -27,7 +27,7 @@ from ..agents.loading import (
 )
 from ..callbacks.sync_references import SyncReferencesCallback
 from ..callbacks.wandb_run import WandbRunCallback
-from ..checkpoints.export import check_saveable
+from ..checkpoints.export import check_saveable, entity_directories
 from ..functional.returns import discounted_returns
 from ..models.team import MultiAgentModel
 from ..placement.backends import (
@@ -47,7 +47,7 @@ from ..rollouts.interaction import Interaction, RolloutSettings, Turn
 from ..rollouts.tasks import check_tasks, prepare_streaming
 from ..rollouts.transition import Transition
 from .completions_log import CompletionsLog
-from .entity_optimizer import DecayGuard, split_by_entity
+from .entity_optimizer import DecayGuard, is_critic, split_by_entity
 from .multi_agent_config import MultiAgentConfig
 from .random_state import own_random_state
 from .team_data import TeamData
@@ -63,7 +63,8 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
     Trains N actors, and their critics, on a joint reward. A step reads: sample every actor, score the joint responses,
     turn by turn, give credit, sum the actors' TRL losses and the critics' loss, log.
 
-    Subclasses override `_credit` (from returns to advantages) and, with critics, `_build_critics` and `_critic_loss`.
+    Subclasses override `_credit` (from returns to advantages) and, with critics, `_resolve_critics`, `_build_critics`
+    and `_critic_losses`.
 
     Args:
         agent_model (`str` or [`~transformers.PreTrainedModel`], *optional*):
@@ -109,6 +110,10 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
 
     loss_is_scaled_for_ga = True  # TRL's losses are
     config_class: ClassVar[type[MultiAgentConfig]] = MultiAgentConfig
+    # Whether a critic is one for the team
+    central_critic: ClassVar[bool] = False
+    # Whether the KL to the references is in the reward, not in the loss
+    kl_in_reward: bool = False
 
     def __init__(
         self,
@@ -147,6 +152,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         self.agent_names = resolve_names(args.agent_names, len(sources))
         peft_configs = resolve_peft_configs(peft_config, len(sources))
         self.trainable = resolve_trainable(args.trainable_agents, sources, peft_configs, self.agent_names)
+        self._resolve_critics(len(sources))
         tokenizers = either(tokenizer=tokenizer, processing_class=processing_class)
         tokenizers = resolve_tokenizers(tokenizers, sources, self.agent_names, args)
         reward_funcs = either(reward_func=reward_func, reward_funcs=reward_funcs)
@@ -160,7 +166,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
                 self._check_row(row)
         if isinstance(train_dataset, datasets.IterableDataset):
             prepare_streaming(args)  # before the first actor makes the accelerator
-        self._loaded_by_name = {f"agent_{index}" for index, source in enumerate(sources) if isinstance(source, str)}
+        self._sources = sources
         self.agent_trainers = build_agents(
             sources,
             tokenizers,
@@ -170,6 +176,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
             reward_names=self.reward.names,
             peft_configs=peft_configs,
             quantization_config=quantization_config,
+            kl_in_reward=self.kl_in_reward,
         )
         # TRL may need another kind of activation checkpointing (adapters under ZeRO-3)
         needed = self.agent_trainers[0].args.gradient_checkpointing_kwargs
@@ -223,7 +230,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
 
     @property
     def critics(self) -> nn.ModuleList:
-        """The critics."""
+        """The critics: one for the team, or one for each actor; none where actors are their own."""
         return self.model.critics
 
     def _check_interaction(self, external_transition: Callable | None) -> Transition | None:
@@ -262,16 +269,20 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         """The actors with their critics as one module, checked."""
         actors = [trainer.model for trainer in self.agent_trainers]
         critics, self.critic_tokenizers = self._build_critics(actors, self.tokenizers)
-        team = MultiAgentModel(actors, critics)
+        team = MultiAgentModel(actors, critics, self.central_critic)
         for name, module in team.entities():
             clear_dense_quantization(name, getattr(module, "backbone", module))
         check_independent(dict(team.entities()))
-        rates = {self._entity_learning_rate(name) for name, _ in team.entities()}
+        rates = {self._entity_learning_rate(name) for name, _ in team.optimized_parts()}
         check_optimizer(self.agent_trainers[0].accelerator, rates)
         self._merged_in_exports = check_saveable(
             team,
             [*self.tokenizers, *self.critic_tokenizers],
-            loaded_by_name=self._loaded_by_name,
+            loaded_by_name=[
+                name
+                for (name, _), source in zip(entity_directories(team), self._all_sources(), strict=True)
+                if isinstance(source, str)
+            ],
             trust_remote_code=self.args.trust_remote_code,
         )
         return team
@@ -285,6 +296,13 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
                 f"above 0, and train them without an adapter (whose reference is the model without it)."
             )
         self.add_callback(SyncReferencesCallback(list(learning.values())))
+
+    def _resolve_critics(self, num_agents: int) -> None:
+        """Check what the user gave for critics, before any model is loaded."""
+
+    def _all_sources(self) -> list[ModelLike]:
+        """What every entity was loaded from, in the order of `entity_directories`."""
+        return self._sources
 
     def _build_critics(
         self, agents: list[nn.Module], tokenizers: list[PreTrainedTokenizerBase]
@@ -355,7 +373,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
             for name, value in (part or {}).items()
         }
         layout = batch.layout(num_splits, num_steps)
-        flat |= {f"critic/{name}": value for name, value in batch.critic_inputs.items()}
+        flat |= batch.critic_inputs
         return flat | {f"batch/{name}": torch.tensor(value) for name, value in layout.items()}
 
     def _returns(self, turns: list[Turn]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -413,23 +431,34 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
 
     def _step_loss(self, team: MultiAgentModel, inputs: dict[str, Any]) -> torch.Tensor:
         layout = {name: inputs[f"batch/{name}"].item() for name in ("num_splits", "row_scale", "part_scale")}
-        num_splits, has_rows = layout["num_splits"], inputs.get("batch/has_rows", True)
-        losses = []
-        for index, (agent, actor) in enumerate(zip(self.agent_trainers, team.agents, strict=True)):
-            if not agent.trainable:
-                continue
-            part = _part(inputs, f"agent_{index}/")
-            losses.append(agent.loss(actor, part, **layout, has_rows=has_rows))
-            if self._decay_guard is not None and team.training:
-                self._decay_guard.note(f"agent_{index}", agent.is_taught_by(part))
-        if len(team.critics):
-            accumulation = self.current_gradient_accumulation_steps if team.training else 1
-            losses.append(self._critic_loss(team, _part(inputs, "critic/")) / (accumulation * num_splits))
+        layout["has_rows"] = inputs.get("batch/has_rows", True)
+        losses = [
+            loss
+            for index, agent in enumerate(self.agent_trainers)
+            if agent.trainable
+            for loss in self._actor_losses(team, index, inputs, layout)
+        ]
+        losses += self._critic_losses(team, inputs, layout)
         return functools.reduce(torch.add, losses)
 
-    def _critic_loss(self, team: MultiAgentModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Loss of the critics on one micro-batch, a mean over its joint samples."""
-        raise AssertionError("a trainer with critics defines their loss")
+    def _actor_losses(
+        self, team: MultiAgentModel, index: int, inputs: dict[str, Any], layout: dict[str, float]
+    ) -> list[torch.Tensor]:
+        """The losses of one actor on a micro-batch, scaled for gradient accumulation; none where it does not learn."""
+        agent, own = self.agent_trainers[index], part_of(inputs, f"agent_{index}/")
+        self._note_taught(team, f"agent_{index}", agent.is_taught_by(own))
+        return [agent.loss(team.agents[index], own, **layout)]
+
+    def _critic_losses(
+        self, team: MultiAgentModel, inputs: dict[str, Any], layout: dict[str, float]
+    ) -> list[torch.Tensor]:
+        """The losses of the critics on a micro-batch, scaled for gradient accumulation; none here."""
+        return []
+
+    def _note_taught(self, team: MultiAgentModel, name: str, taught: bool) -> None:
+        """Say whether a micro-batch teaches an entity, for weight decay."""
+        if self._decay_guard is not None and team.training:
+            self._decay_guard.note(name, taught)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         started = time.perf_counter()
@@ -458,13 +487,13 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         if not given:
             split_by_entity(optimizer, self.model, self._entity_learning_rate)
             if self.args.weight_decay:
-                names = [name for name, _ in self.model.entities()]
+                names = [name for name, _ in self.model.optimized_parts()]
                 self._decay_guard = DecayGuard(optimizer, self.accelerator, names)
                 self.add_callback(self._decay_guard)
         return optimizer
 
     def _entity_learning_rate(self, name: str) -> float:
-        return self.args.critic_learning_rate if name.startswith("critic") else self.args.learning_rate
+        return self.args.critic_learning_rate if is_critic(name) else self.args.learning_rate
 
     def _clip_grad_norm(self, model) -> torch.Tensor | float:
         """Clip each entity by its own norm, so that no entity's gradient scales another's. Returns the joint norm."""
@@ -480,7 +509,10 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
     def _shown_name(self, entity: str) -> str:
         """An entity's name in metrics: that of the actor, or the critic's."""
         kind, _, number = entity.partition("_")
-        return self.agent_names[int(number)] if kind == "agent" else entity
+        if not number:
+            return kind
+        name = self.agent_names[int(number)]
+        return name if kind == "agent" else f"{name}/{kind}"
 
     # Evaluation
 
@@ -505,7 +537,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         gathers = [agent.args.ds3_gather_for_generation for agent in self.agent_trainers]
         self.is_deepspeed_enabled = False
         try:
-            with full_parameters(self.model, self.accelerator):
+            with full_parameters(self.model):
                 for agent in self.agent_trainers:
                     agent.args.ds3_gather_for_generation = False  # they are gathered here
                 yield
@@ -525,8 +557,8 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         logs["env_step"] = self.env_step
         if self.model.training:
             logs.update(self._metrics.pop("train"))
-            if "learning_rate" in logs and len(self.critics):
-                rates = [group["lr"] for group in self.optimizer.param_groups if group.get("entity") == "critic"]
+            if "learning_rate" in logs:
+                rates = [g["lr"] for g in self.optimizer.param_groups if is_critic(g.get("entity", ""))]
                 logs.update({"critic/learning_rate": rates[0]} if rates else {})
         super().log(logs, start_time)
         if self.args.log_completions and self.accelerator.is_main_process:
@@ -537,5 +569,6 @@ def _identity(rows: list) -> list:
     return rows
 
 
-def _part(inputs: dict[str, Any], prefix: str) -> dict[str, Any]:
+def part_of(inputs: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """The entries of a flat batch that begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in inputs.items() if name.startswith(prefix)}

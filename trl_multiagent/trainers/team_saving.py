@@ -98,8 +98,9 @@ class TeamSaving(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """
-        Export the team: `agent_i/` for each actor, `critic/` with `value_head.pt` for a central critic. Each loads by
-        `from_pretrained` and is a source for a new trainer. No training state is written. Call it on every process.
+        Export the team: `agent_i/` for each actor, `critic/` for a central critic, `agent_i/critic/` for one of each
+        actor, and `value_head.pt` beside the model it belongs to. Each loads by `from_pretrained` and is a source for
+        a new trainer. No training state is written. Call it on every process.
 
         Args:
             output_dir (`str`, *optional*):
