@@ -158,15 +158,24 @@ def use_all_cores(args: MultiAgentConfig) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 
-def team_sources(agents: list[str] | None, roles: Sequence[str]) -> list[str]:
-    """The actors' identifiers or directories, checked."""
-    if agents is None:
+def team_sources(names: list[str] | None, roles: Sequence[str], option: str = "--agents") -> list[str]:
+    """One identifier or directory for each role, checked: of the actors, or of what `option` gives them."""
+    if names is None:
         return [example_model()] * len(roles)
-    sources = [resolve_model(name) for name in agents]
+    sources = [resolve_model(name) for name in names]
     sources = sources * len(roles) if len(sources) == 1 else sources
     if len(sources) != len(roles):
-        raise ValueError(f"--agents names {len(sources)} models; this example trains {' and '.join(roles)}.")
+        raise ValueError(f"{option} names {len(sources)} models; this example trains {' and '.join(roles)}.")
     return sources
+
+
+def lora(rank: int | None) -> Any:
+    """The config of a LoRA adapter on all linear layers, or None."""
+    if rank is None:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def role_formatter(task: Task, role: str, tokenizer: PreTrainedTokenizerBase) -> Callable:

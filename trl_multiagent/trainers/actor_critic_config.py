@@ -126,11 +126,13 @@ class ActorCriticConfig(MultiAgentConfig):
             )
         if self.kl_in_reward and not self.beta:
             raise ValueError(f"kl_in_reward=True needs its coefficient, but beta={self.beta}. Set `beta` above 0.")
-        if self.critic_warmup_steps and self.ddp_find_unused_parameters is False:
-            raise ValueError(
-                f"critic_warmup_steps={self.critic_warmup_steps}, but ddp_find_unused_parameters=False: in these "
-                "steps the actors' parameters are not used. Leave ddp_find_unused_parameters out."
-            )
+        if self.critic_warmup_steps:
+            if self.ddp_find_unused_parameters is False:
+                raise ValueError(
+                    f"critic_warmup_steps={self.critic_warmup_steps}, but ddp_find_unused_parameters=False: in these "
+                    "steps the actors' parameters are not used. Leave ddp_find_unused_parameters out."
+                )
+            self.ddp_find_unused_parameters = True
 
     def _min_generations(self) -> int:
         return 1

@@ -3,11 +3,13 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import nn
 
 from ..agents.grpo_agent import trained_tokens
@@ -20,6 +22,7 @@ from ..models.team import MultiAgentModel
 from ..rollouts.batch import JointBatch
 from ..rollouts.interaction import Turn
 from .actor_critic_config import ActorCriticConfig
+from .entity_optimizer import WarmupEnd
 from .multi_agent_trainer import MultiAgentTrainer, part_of
 
 
@@ -212,23 +215,26 @@ class ActorCriticTrainer(MultiAgentTrainer):
             old, new = before[id(head)], head.moments
             part.old_values = (part.old_values - old.mean) / old.std * new.std + new.mean
 
-    def _moments_of(self, targets: torch.Tensor) -> tuple[float, float, float]:
-        """Number, mean and sum of squared deviations of what all processes have."""
-        known = targets[~targets.isnan()].double()
-        count, total = self._sum_of([torch.tensor(float(len(known))), known.sum()])
-        mean = total / max(count, 1.0)
-        return count, mean, self._sum_of([((known - mean) ** 2).sum()])[0]
-
-    def _sum_of(self, numbers: list[torch.Tensor]) -> list[float]:
-        device = self.accelerator.device
-        stacked = torch.stack([number.to(device, torch.float64) for number in numbers])
-        return self.accelerator.reduce(stacked, reduction="sum").tolist()
+    @staticmethod
+    def _moments_of(targets: torch.Tensor) -> tuple[int, float, float]:
+        """Number, mean and sum of squared deviations of the targets of all processes."""
+        own = targets[~targets.isnan()].cpu().double()
+        counts, sums = zip(*gather_object([(len(own), own.sum().item())]), strict=True)
+        mean = math.fsum(sums) / max(sum(counts), 1)
+        return sum(counts), mean, math.fsum(gather_object([((own - mean) ** 2).sum().item()]))
 
     # Loss
 
     def _warming_up(self, team: MultiAgentModel) -> bool:
         """Whether only critics and value heads learn in this step."""
         return team.training and self.state.global_step < self.args.critic_warmup_steps
+
+    def create_optimizer(self, model=None):
+        given = self.optimizer is not None
+        optimizer = super().create_optimizer(model)
+        if self.args.critic_warmup_steps and not given:
+            self.add_callback(WarmupEnd(optimizer, self.args.critic_warmup_steps))
+        return optimizer
 
     def _actor_losses(
         self, team: MultiAgentModel, index: int, inputs: dict[str, Any], layout: dict[str, float]

@@ -37,6 +37,34 @@ def split_by_entity(
                 optimizer.add_param_group({**group, "params": parameters, "lr": rate, "entity": name})
 
 
+class WarmupEnd(TrainerCallback):
+    """
+    Lets the actors' optimizer begin when the critics' warm-up ends.
+
+    In the warm-up actors have no gradients, and the optimizer leaves them out. DeepSpeed gives it zeros instead, so
+    that Adam counts steps: its bias correction would take the first real gradients for late ones. What has had no
+    gradient is known by its moments, which are 0 everywhere.
+
+    Args:
+        optimizer ([`~torch.optim.Optimizer`]):
+            The optimizer, inside DeepSpeed's.
+        num_steps (`int`):
+            Steps of the warm-up.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, num_steps: int):
+        self.optimizer = optimizer
+        self.num_steps = num_steps
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        if state.global_step != self.num_steps:
+            return
+        for own in self.optimizer.state.values():
+            moments = [value for name, value in own.items() if name != "step" and torch.is_tensor(value)]
+            if "step" in own and not any(moment.any() for moment in moments):
+                own["step"] = own["step"] * 0  # a number or a tensor
+
+
 def is_critic(name: str) -> bool:
     """Whether a part of a team, by its name, predicts values: a critic, or a head on an actor."""
     return name.startswith("critic") or name.endswith("/value_head")
