@@ -75,6 +75,49 @@ def test_train_maac_takes_local_models_and_data_and_shows_what_came_of_it(tmp_pa
     assert (output / "critic" / "value_head.pt").is_file()
 
 
+def test_train_iac_takes_local_critics_and_gives_them_adapters(tmp_path, models):
+    output = tmp_path / "run"
+    run = launch(
+        "train_iac.py",
+        *("--use_separate_critic", "--critics", models["a"], models["b"], "--critic_lora_rank", "2"),
+        *("--agents", models["a"], models["b"], "--critic_warmup_steps", "1", "--max_steps", "2"),
+        *("--max_completion_length", "6", "--num_generations", "2", "--num_eval_prompts", "2"),
+        *("--output_dir", str(output)),
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert f"critic of detailed  {models['b']}" in run.stdout
+    for entity in ("agent_0", "agent_1"):
+        assert (output / entity / "critic" / "adapter_config.json").is_file()
+        assert (output / entity / "critic" / "value_head.pt").is_file()
+
+
+def test_critics_that_cannot_read_their_actors_ids_are_an_error(monkeypatch, models):
+    with pytest.raises(ValueError, match="critic_1 reads the token ids of detailed, but .* stand for other tokens"):
+        critics = ("--critics", models["a"], models["critic"])
+        run_here(monkeypatch, "train_iac.py", "--use_separate_critic", *critics, "--agents", models["a"], models["b"])
+
+
+def test_train_iac_makes_each_actor_its_own_critic(tmp_path, models):
+    output = tmp_path / "run"
+    run = launch(
+        "train_iac.py",
+        *("--agents", models["a"], models["b"], "--advantage_level", "token", "--value_normalization"),
+        *("--max_steps", "2", "--max_completion_length", "6", "--num_generations", "1", "--num_eval_prompts", "2"),
+        *("--output_dir", str(output)),
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "a value head on each actor's own backbone" in run.stdout and "an advantage for each token" in run.stdout
+    assert "2 updates of 8 joint responses, 1 for each prompt" in run.stdout
+    for entity in ("agent_0", "agent_1"):
+        AutoModelForCausalLM.from_pretrained(output / entity)
+        assert (output / entity / "value_head.pt").is_file()
+
+
+def test_critics_for_actors_that_are_their_own_are_an_error(monkeypatch, models):
+    with pytest.raises(ValueError, match="--critics and --critic_lora_rank are for --use_separate_critic"):
+        run_here(monkeypatch, "train_iac.py", "--agents", models["a"], "--critics", models["a"])
+
+
 def test_train_magrpo_reads_a_config_file_and_the_command_line_wins(tmp_path, models):
     config = tmp_path / "run.yaml"
     settings = {
@@ -104,7 +147,9 @@ def test_a_refused_option_is_named_with_the_reason(monkeypatch, models):
         run_here(monkeypatch, "train_magrpo.py", "--agents", models["a"], "--use_vllm", "true")
 
 
-@pytest.mark.parametrize("script", ["train_maac.py", "train_magrpo.py", "multi_turn_feedback.py", "pipeline.py"])
+@pytest.mark.parametrize(
+    "script", ["train_maac.py", "train_iac.py", "train_magrpo.py", "multi_turn_feedback.py", "pipeline.py"]
+)
 def test_help_is_grouped_and_leaves_out_what_is_refused(monkeypatch, capsys, script):
     with pytest.raises(SystemExit, match="0"):
         run_here(monkeypatch, script, "--help")

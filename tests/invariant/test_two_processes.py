@@ -74,6 +74,8 @@ SINGLE_TURN_CASES = {
         "num_generations": 4,
         "weight_decay": 0.1,
     },
+    "IAC with LoRA": {**CRITIC, "num_generations": 4, "beta": 0.1, "critic_warmup_steps": 1},
+    "IAC, shared, with LoRA": {**CRITIC, "use_separate_critic": False, "num_generations": 4, "beta": 0.1},
     "IAC, shared, tokens": {
         **CRITIC,
         "use_separate_critic": False,
@@ -219,7 +221,9 @@ ZERO_CASES = [
     "role baselines",
     "actor groups with missing rewards",
     "IAC",
+    "IAC with LoRA",
     "IAC, shared",
+    "IAC, shared, with LoRA",
     "IAC, shared, tokens",
     "MAAC tree, cut unevenly",
     "MAAC chain",
@@ -356,13 +360,14 @@ def build(case: str, directory: Path, processes: int, stage: int):
         arguments["tokenizer"] = [tok(size, chat_template=CHAT_TEMPLATE) for size in (32, 40)]
     if case == "one frozen":
         agents[0].requires_grad_(False)
-    if case == "LoRA beside full":
-        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    if "LoRA" in case:
         arguments["peft_config"] = [None, lora]
     if trainer_class is MAACTrainer:
         arguments |= {"critic_model": gpt2(7, vocab=48), "critic_tokenizer": tok(48)}
     if trainer_class is IACTrainer and args.use_separate_critic:
         arguments["critics"] = [gpt2(7, vocab=32), lm(8, vocab=48, hidden=24)]
+        arguments["critic_peft_config"] = [None, lora if "LoRA" in case else None]
     set_seed(5)
     reward.trainer = trainer_class(**arguments)
     return reward.trainer
@@ -578,7 +583,7 @@ def test_one_process_has_learned_something(case, one_process):
         moved = {name for name, weight in weights.items() if (own[name] - weight).abs().max() > 10 * TOLERANCE}
         if actor == FROZEN.get(case):
             assert moved == set()
-        elif case == "LoRA beside full" and actor == "agent_1":
+        elif "LoRA" in case and actor == "agent_1":
             assert moved == {name for name in weights if "q_proj" in name or "v_proj" in name}
         else:
             assert moved == set(weights)
@@ -608,7 +613,7 @@ def test_the_back_end_is_the_one_that_was_asked_for(backend, case, two_processes
         assert report["distinct"]
         if backend == "ZeRO-3":
             assert report["whole"] == 0  # every weight is split up, those of the references too
-            expected = 0 if "beta" not in CASES[case] else 1 if case == "LoRA beside full" else 2
+            expected = 0 if "beta" not in CASES[case] else 1 if "LoRA" in case else 2
             assert report["references"] == expected
 
 

@@ -51,6 +51,24 @@ def check_optimizer(accelerator: Accelerator, learning_rates: set[float]) -> Non
         )
 
 
+def states_by_group(
+    accelerator: Accelerator, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each parameter group of a prepared optimizer with the state of each of its parameters (or flat parts of "
+    "them)."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    if plugin is not None and plugin.zero_stage == 3:
+        # A group's parameters stand in it only while it steps, one part after the other
+        for number, part in enumerate(inner.fp32_partitioned_groups_flat):
+            group = inner.optimizer.param_groups[inner.sub_group_to_group_id[number]]
+            yield group, inner.optimizer.state.get(part, {})
+        return
+    for group in inner.param_groups:
+        for parameter in group["params"]:
+            yield group, inner.state.get(parameter, {})
+
+
 def clips_gradients_itself(accelerator: Accelerator) -> bool:
     """Whether the back end clips by the norm over all parameters, out of our reach (DeepSpeed)."""
     return accelerator.distributed_type == DistributedType.DEEPSPEED

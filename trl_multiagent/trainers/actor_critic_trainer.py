@@ -233,7 +233,7 @@ class ActorCriticTrainer(MultiAgentTrainer):
         given = self.optimizer is not None
         optimizer = super().create_optimizer(model)
         if self.args.critic_warmup_steps and not given:
-            self.add_callback(WarmupEnd(optimizer, self.args.critic_warmup_steps))
+            self.add_callback(WarmupEnd(self.accelerator, self.args.critic_warmup_steps))
         return optimizer
 
     def _actor_losses(

@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from transformers import TrainerCallback
 
 from ..models.team import MultiAgentModel
+from ..placement.backends import states_by_group
 
 
 def split_by_entity(
@@ -42,26 +43,24 @@ class WarmupEnd(TrainerCallback):
     Lets the actors' optimizer begin when the critics' warm-up ends.
 
     In the warm-up actors have no gradients, and the optimizer leaves them out. DeepSpeed gives it zeros instead, so
-    that Adam counts steps: its bias correction would take the first real gradients for late ones. What has had no
-    gradient is known by its moments, which are 0 everywhere.
+    that Adam counts steps: its bias correction would take the first real gradients for late ones.
 
     Args:
-        optimizer ([`~torch.optim.Optimizer`]):
-            The optimizer, inside DeepSpeed's.
+        accelerator ([`~accelerate.Accelerator`]):
+            What prepared the optimizer, whose groups carry `"entity"`.
         num_steps (`int`):
             Steps of the warm-up.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, num_steps: int):
-        self.optimizer = optimizer
+    def __init__(self, accelerator: Accelerator, num_steps: int):
+        self.accelerator = accelerator
         self.num_steps = num_steps
 
-    def on_step_end(self, args, state, control, **kwargs) -> None:
+    def on_step_end(self, args, state, control, optimizer=None, **kwargs) -> None:
         if state.global_step != self.num_steps:
             return
-        for own in self.optimizer.state.values():
-            moments = [value for name, value in own.items() if name != "step" and torch.is_tensor(value)]
-            if "step" in own and not any(moment.any() for moment in moments):
+        for group, own in states_by_group(self.accelerator, optimizer):
+            if not is_critic(group["entity"]) and "step" in own:
                 own["step"] = own["step"] * 0  # a number or a tensor
 
 
