@@ -215,8 +215,15 @@ def test_pipeline_lets_each_actor_hear_those_before_it(tmp_path, models):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "shown"), [("multi_turn_feedback.py", "turn 2"), ("pipeline.py", "editor")])
-def test_turns_and_pipelines_run_on_the_embedded_default(tmp_path, script, shown):
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        ("multi_turn_feedback.py", "turn 2"),
+        ("pipeline.py", "editor"),
+        ("train_iac.py", "a value head on each actor's own backbone"),
+    ],
+)
+def test_the_other_examples_run_on_the_embedded_default(tmp_path, script, shown):
     run = launch(
         *(script, "--max_steps", "1", "--num_eval_prompts", "2", "--num_generations_eval", "1"),
         *("--steps_per_generation", "1", "--num_generations", "2", "--per_device_train_batch_size", "2"),

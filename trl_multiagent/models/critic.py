@@ -77,8 +77,7 @@ def inner_model(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def recorded_hidden_states(model: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Inside, each forward pass of a causal language model appends its last hidden states, `(B, T, H)`, to the "
-    "list."""
+    """Inside, each forward pass of a causal language model appends its last hidden states `(B, T, H)` to the list."""
     states: list[torch.Tensor] = []
     handle = inner_model(model).register_forward_hook(
         lambda module, args, output: states.append(output.last_hidden_state)

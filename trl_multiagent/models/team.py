@@ -41,8 +41,7 @@ class MultiAgentModel(nn.Module):
         return self.agents[0].config
 
     def entities(self) -> Iterator[tuple[str, nn.Module]]:
-        """Name and module of every entity: `agent_0`, `agent_1`, ..., and `critic`, or `critic_0`, ... of each "
-        "actor."""
+        """Name and module of every entity: `agent_0`, ..., and `critic` of the team, or `critic_0`, ... of each."""
         for index, agent in enumerate(self.agents):
             yield f"agent_{index}", agent
         for index, critic in enumerate(self.critics):

@@ -54,8 +54,7 @@ def check_optimizer(accelerator: Accelerator, learning_rates: set[float]) -> Non
 def states_by_group(
     accelerator: Accelerator, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each parameter group of a prepared optimizer with the state of each of its parameters (or flat parts of "
-    "them)."""
+    """Each parameter group of a prepared optimizer, with the state of each of its parameters or flat parts of them."""
     inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     if plugin is not None and plugin.zero_stage == 3:

@@ -30,8 +30,7 @@ class JointBatch:
         inputs (list of `dict`, length N): inputs of each actor's TRL loss, tensors with first dimension R. `None` for
             a frozen actor.
         critic_inputs (`dict`): inputs of the critics' losses, as `"critic/..."`, or `"critic_0/..."`, ...: tensors
-        with
-            first dimension R, and numbers.
+            with first dimension R, and numbers.
     """
 
     turns: list[Turn]

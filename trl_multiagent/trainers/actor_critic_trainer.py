@@ -184,8 +184,9 @@ class ActorCriticTrainer(MultiAgentTrainer):
     # Values
 
     def _values_at_sampling(self, valuation: Valuation, reading: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Values of all rows without gradient, in micro-batches of the training's size; in the shape of "
-        "`positions`."""
+        """
+        Values of all rows without gradient, in micro-batches of the training's size; in the shape of `positions`.
+        """
         parts = zip(*(part.split(self.args.per_device_train_batch_size) for part in reading.values()), strict=True)
         with torch.no_grad(), self.accelerator.autocast():
             return torch.cat(

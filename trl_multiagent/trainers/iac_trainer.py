@@ -187,8 +187,10 @@ class IACTrainer(ActorCriticTrainer):
         penalties: torch.Tensor | None,
         gae_lambda: float,
     ) -> torch.Tensor:
-        """Advantages of the tokens of this process's rows, `(R, T)`. Turns are chained: branches lie where they "
-        "grew."""
+        """
+        Advantages of the tokens of this process's rows, `(R, T)`. Turns are chained: branches lie on the process where
+        they grew.
+        """
         rewards = batch.local(batch.to_rows(self._rewards(batch, valuation), padding=0.0))
         advantages = torch.zeros_like(values[:, :-1])
         first_values = first_advantages = None
