@@ -13,6 +13,7 @@ import torch
 from .returns import mean_over_branches
 
 
+@torch.no_grad()
 def gae_over_turns(
     rewards: Sequence[torch.Tensor],
     values: Sequence[torch.Tensor],
@@ -53,7 +54,6 @@ def gae_over_turns(
                 f"Turn {turn}: `rewards` and `values` must have one shape (J,), got {tuple(reward.shape)} and "
                 f"{tuple(value.shape)}."
             )
-    values = [value.detach() for value in values]
     advantages = [reward - value for reward, value in zip(rewards, values, strict=True)]
     for turn in range(len(rewards) - 1, 0, -1):
         size = len(rewards[turn - 1])
@@ -64,6 +64,7 @@ def gae_over_turns(
     return advantages, [advantage + value for advantage, value in zip(advantages, values, strict=True)]
 
 
+@torch.no_grad()
 def gae_over_tokens(
     final_rewards: torch.Tensor,
     values: torch.Tensor,
@@ -105,7 +106,7 @@ def gae_over_tokens(
             f"{tuple(values.shape)} and {tuple(mask.shape)}."
         )
     mask = mask.bool()
-    values = values.detach().masked_fill(~mask, 0.0)
+    values = values.masked_fill(~mask, 0.0)
     zeros = torch.zeros_like(final_rewards)
     next_values = zeros if next_values is None else next_values
     next_advantages = zeros if next_advantages is None else next_advantages
