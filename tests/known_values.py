@@ -12,6 +12,15 @@ from tiny import lm
 WORD = 3  # id of the word w0
 EOS = 2
 
+# turns, rollout mode, threshold of early termination
+SHAPES = {
+    "one turn": (1, "tree", None),
+    "tree": (3, "tree", None),
+    "chain": (3, "chain", None),
+    "tree that ends early": (3, "tree", 0.5),
+    "chain that ends early": (3, "chain", 0.5),
+}
+
 
 def table(seed: int, size: int = 32) -> list[float]:
     """A number for each token."""
@@ -170,6 +179,25 @@ def link(last_steps, first_steps, following) -> None:
     for number, of_turn in enumerate(following):
         for last, later in zip(last_steps[number], of_turn, strict=True):
             last.following += [first_steps[number + 1][index] for index in later]
+
+
+def credit_of_turns(
+    shape: str, critic_type: str, generations: int, rewards, agent: int, flat_values, discount: float, lam: float
+) -> tuple[list[float], list[float]]:
+    """An actor's advantages and targets over the rows of all turns, one task."""
+    _, rollout_mode, threshold = SHAPES[shape]
+    tree = rollout_mode == "tree"
+    following = followers(rewards, generations, tree, threshold)
+    continued = [bool(later) for of_turn in following[:-1] for later in of_turn]
+    assert set(continued) == ({True, False} if threshold is not None else {True} if continued else set())
+    values = by_turn(flat_values, rewards)
+    steps = turn_steps([turn[agent] for turn in rewards], values, following)
+    targets = [step.target(discount, lam) for turn in steps for step in turn]
+    if critic_type == "v":
+        return [step.advantage(discount, lam) for turn in steps for step in turn], targets
+    widths = [generations] + [generations if tree else 1] * (len(steps) - 1)
+    baselines = [value for turn in mean_of_others(values, widths) for value in turn]
+    return [target - baseline for target, baseline in zip(targets, baselines, strict=True)], targets
 
 
 def by_turn(values, rewards) -> list[list]:

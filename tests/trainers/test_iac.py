@@ -6,21 +6,21 @@ import torch
 from datasets import Dataset
 from known_values import (
     EOS,
+    SHAPES,
     WORD,
     Rewards,
     Step,
     Talk,
     by_turn,
+    credit_of_turns,
     first_rows,
     followers,
     heads,
     link,
-    mean_of_others,
     next_words,
     read_first_coordinate,
     table,
     table_lm,
-    turn_steps,
 )
 from tiny import (
     RecordGradients,
@@ -85,15 +85,6 @@ def run(monkeypatch, trainer, talks):
 
 # Turns
 
-# turns, rollout mode, threshold of early termination
-SHAPES = {
-    "one turn": (1, "tree", None),
-    "tree": (3, "tree", None),
-    "chain": (3, "chain", None),
-    "tree that ends early": (3, "tree", 0.5),
-    "chain that ends early": (3, "chain", 0.5),
-}
-
 
 @SEPARATE
 @pytest.mark.parametrize("own", [True, False], ids=["own rewards", "team reward"])
@@ -117,28 +108,16 @@ def test_credit_of_turns_equals_a_slow_recursion(shape, critic_type, own, separa
     )
     talks = [Talk(1), Talk(2)]
     batch = run(monkeypatch, trainer, talks)
-    following = followers(rewards.turns, generations, rollout_mode == "tree", threshold)
-    if threshold is not None:
-        continued = [bool(later) for of_turn in following[:-1] for later in of_turn]
-        assert True in continued and False in continued
-    else:
-        assert len(rewards.turns) == turns
+    assert len(rewards.turns) == turns
     for agent, talk in enumerate(talks):
-        read = talk.asked if critic_type == "v" else talk.said
-        values = by_turn([TABLES[agent][ids[-1]] for ids in read], rewards.turns)
-        steps = turn_steps([turn[agent] for turn in rewards.turns], values, following)
-        targets = [step.target(0.9, 0.5) for turn in steps for step in turn]
-        if critic_type == "v":
-            advantages = [step.advantage(0.9, 0.5) for turn in steps for step in turn]
-        else:
-            widths = [generations] + [generations if rollout_mode == "tree" else 1] * (len(steps) - 1)
-            baselines = [value for turn in mean_of_others(values, widths) for value in turn]
-            advantages = [target - baseline for target, baseline in zip(targets, baselines, strict=True)]
+        values = [TABLES[agent][ids[-1]] for ids in (talk.asked if critic_type == "v" else talk.said)]
+        advantages, targets = credit_of_turns(
+            shape, critic_type, generations, rewards.turns, agent, values, discount=0.9, lam=0.5
+        )
         count = len(targets)
         assert first_rows(batch, f"agent_{agent}/advantages", count) == pytest.approx(advantages, abs=1e-4)
         assert first_rows(batch, f"critic_{agent}/returns", count) == pytest.approx(targets, abs=1e-4)
-        read_values = [value for turn in values for value in turn]
-        assert first_rows(batch, f"critic_{agent}/old_values", count) == pytest.approx(read_values, abs=1e-5)
+        assert first_rows(batch, f"critic_{agent}/old_values", count) == pytest.approx(values, abs=1e-5)
         valid = batch[f"critic_{agent}/valid"]
         assert valid[:count].all() and not valid[count:].any()
         assert not batch[f"agent_{agent}/advantages"][count:].any()
