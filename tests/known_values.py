@@ -12,13 +12,13 @@ from tiny import lm
 WORD = 3  # id of the word w0
 EOS = 2
 
-# turns, rollout mode, threshold of early termination
+# turns, rollout mode, threshold of early termination, samples of a context; the last has rows that fill up
 SHAPES = {
-    "one turn": (1, "tree", None),
-    "tree": (3, "tree", None),
-    "chain": (3, "chain", None),
-    "tree that ends early": (3, "tree", 0.5),
-    "chain that ends early": (3, "chain", 0.5),
+    "one turn": (1, "tree", None, 2),
+    "tree": (3, "tree", None, 2),
+    "chain": (3, "chain", None, 2),
+    "tree that ends early": (3, "tree", 0.5, 2),
+    "chain that ends early": (3, "chain", 0.5, 3),
 }
 
 
@@ -182,10 +182,10 @@ def link(last_steps, first_steps, following) -> None:
 
 
 def credit_of_turns(
-    shape: str, critic_type: str, generations: int, rewards, agent: int, flat_values, discount: float, lam: float
+    shape: str, critic_type: str, rewards, agent: int, flat_values, discount: float, lam: float
 ) -> tuple[list[float], list[float]]:
     """An actor's advantages and targets over the rows of all turns, one task."""
-    _, rollout_mode, threshold = SHAPES[shape]
+    _, rollout_mode, threshold, generations = SHAPES[shape]
     tree = rollout_mode == "tree"
     following = followers(rewards, generations, tree, threshold)
     continued = [bool(later) for of_turn in following[:-1] for later in of_turn]

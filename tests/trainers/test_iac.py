@@ -91,8 +91,8 @@ def run(monkeypatch, trainer, talks):
 @pytest.mark.parametrize("critic_type", ["v", "q"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_credit_of_turns_equals_a_slow_recursion(shape, critic_type, own, separate, build_known, monkeypatch):
-    turns, rollout_mode, threshold = SHAPES[shape]
-    rewards, generations = Rewards(1, own), 2
+    turns, rollout_mode, threshold, generations = SHAPES[shape]
+    rewards = Rewards(10, own)
     trainer = build_known(
         separate,
         rewards,
@@ -111,15 +111,14 @@ def test_credit_of_turns_equals_a_slow_recursion(shape, critic_type, own, separa
     assert len(rewards.turns) == turns
     for agent, talk in enumerate(talks):
         values = [TABLES[agent][ids[-1]] for ids in (talk.asked if critic_type == "v" else talk.said)]
-        advantages, targets = credit_of_turns(
-            shape, critic_type, generations, rewards.turns, agent, values, discount=0.9, lam=0.5
-        )
+        advantages, targets = credit_of_turns(shape, critic_type, rewards.turns, agent, values, discount=0.9, lam=0.5)
         count = len(targets)
         assert first_rows(batch, f"agent_{agent}/advantages", count) == pytest.approx(advantages, abs=1e-4)
         assert first_rows(batch, f"critic_{agent}/returns", count) == pytest.approx(targets, abs=1e-4)
         assert first_rows(batch, f"critic_{agent}/old_values", count) == pytest.approx(values, abs=1e-5)
         valid = batch[f"critic_{agent}/valid"]
         assert valid[:count].all() and not valid[count:].any()
+        assert (len(valid) > count) == (shape == "chain that ends early")
         assert not batch[f"agent_{agent}/advantages"][count:].any()
 
 
@@ -306,8 +305,8 @@ SAID = [[5, EOS], [6, 7, 8], [], [9, 10], [11], [12, 13, EOS], [14, 15, 16], [17
 def test_the_first_token_of_the_next_turn_follows_the_last_of_this_one(
     shape, bootstrap, separate, build_known, monkeypatch
 ):
-    turns, rollout_mode, threshold = SHAPES[shape]
-    rewards, generations = Rewards(1, own=True), 2
+    turns, rollout_mode, threshold, generations = SHAPES[shape]
+    rewards = Rewards(10, own=True)
     trainer = build_known(
         separate,
         rewards,
@@ -320,6 +319,7 @@ def test_the_first_token_of_the_next_turn_follows_the_last_of_this_one(
         max_completion_length=3,
         discount=0.9,
         gae_lambda=0.5,
+        num_generations=generations,
         per_device_train_batch_size=generations,
     )
     talks = [Talk(1, SAID), Talk(2, SAID[::-1])]
@@ -340,7 +340,9 @@ def test_the_first_token_of_the_next_turn_follows_the_last_of_this_one(
         link(
             [[row[-1] for row in t] for t in rows_of_turns], [[row[0] for row in t] for t in rows_of_turns], following
         )
-        assert_tokens(batch, agent, [row for rows in rows_of_turns for row in rows])
+        rows = [row for rows in rows_of_turns for row in rows]
+        assert (len(batch[f"agent_{agent}/advantages"]) > len(rows)) == (shape == "chain that ends early")
+        assert_tokens(batch, agent, rows)
 
 
 @SEPARATE

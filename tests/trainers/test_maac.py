@@ -306,8 +306,8 @@ def read_as_a_sum(trainer, values):
 @pytest.mark.parametrize("critic_type", ["v", "q"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_credit_of_turns_equals_a_slow_recursion(shape, critic_type, own, build, monkeypatch):
-    turns, rollout_mode, threshold = SHAPES[shape]
-    rewards, generations = Rewards(1, own), 2
+    turns, rollout_mode, threshold, generations = SHAPES[shape]
+    rewards = Rewards(10, own)
     critic_tokenizer = tok()
     critic_tokenizer.add_tokens(["0]", "1]"])  # the ends of the line that says whose reward it is
     trainer = build(
@@ -325,6 +325,7 @@ def test_credit_of_turns_equals_a_slow_recursion(shape, critic_type, own, build,
         individual_rewards=own,
         discount=0.9,
         gae_lambda=0.5,
+        num_generations=generations,
         per_device_train_batch_size=generations,
     )
     numbers = [0.3 * value for value in table(3, 34)]
@@ -339,15 +340,14 @@ def test_credit_of_turns_equals_a_slow_recursion(shape, critic_type, own, build,
     for agent in range(2):
         name = f"critic_{agent}" if own else "critic"
         values = [sum(numbers[token] for token in row) + (numbers[32 + agent] if own else 0.0) for row in read]
-        advantages, targets = credit_of_turns(
-            shape, critic_type, generations, rewards.turns, agent, values, discount=0.9, lam=0.5
-        )
+        advantages, targets = credit_of_turns(shape, critic_type, rewards.turns, agent, values, discount=0.9, lam=0.5)
         count = len(targets)
         assert first_rows(batch, f"{name}/old_values", count) == pytest.approx(values, abs=1e-5)
         assert first_rows(batch, f"agent_{agent}/advantages", count) == pytest.approx(advantages, abs=1e-4)
         assert first_rows(batch, f"{name}/returns", count) == pytest.approx(targets, abs=1e-4)
         valid = batch[f"{name}/valid"]
         assert valid[:count].all() and not valid[count:].any()
+        assert (len(valid) > count) == (shape == "chain that ends early")
         assert not batch[f"agent_{agent}/advantages"][count:].any()
     assert ("critic/returns" in batch) != own
 

@@ -3,11 +3,12 @@
 
 import gc
 
+import pytest
 import torch
 from tiny import dataset, gpt2, lm, team_args, tok, word_reward
 from transformers import TrainerCallback
 
-from trl_multiagent import MAACConfig, MAACTrainer
+from trl_multiagent import IACConfig, IACTrainer, MAACConfig, MAACTrainer
 
 
 class CountTensors(TrainerCallback):
@@ -21,19 +22,44 @@ class CountTensors(TrainerCallback):
         self.counts.append(sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()))
 
 
-def test_the_number_of_live_tensors_is_the_same_at_step_10_and_at_step_50(tmp_path):
+TRAINERS = {
+    "MAAC": (MAACTrainer, MAACConfig, {"critic_tokenizer": tok()}, {}),
+    "IAC, separate": (IACTrainer, IACConfig, {}, {}),
+    "IAC, separate, tokens": (IACTrainer, IACConfig, {}, {"advantage_level": "token"}),
+    "IAC, shared": (IACTrainer, IACConfig, None, {"use_separate_critic": False}),
+    "IAC, shared, with all": (
+        IACTrainer,
+        IACConfig,
+        None,
+        {
+            "use_separate_critic": False,
+            "advantage_level": "token",
+            "value_normalization": True,
+            "beta": 0.1,
+            "kl_in_reward": True,
+            "critic_warmup_steps": 5,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("trainer_class", "config_class", "kwargs", "options"), TRAINERS.values(), ids=TRAINERS)
+def test_the_number_of_live_tensors_is_the_same_at_step_10_and_at_step_50(
+    trainer_class, config_class, kwargs, options, tmp_path
+):
     """B48"""
     counter = CountTensors()
-    args = team_args(MAACConfig, tmp_path, max_steps=50, log_completions=True, logging_steps=5, eval_strategy="no")
-    trainer = MAACTrainer(
+    args = team_args(
+        config_class, tmp_path, max_steps=50, log_completions=True, logging_steps=5, eval_strategy="no", **options
+    )
+    trainer = trainer_class(
         agents=[lm(0), lm(1)],
         tokenizer=tok(),
-        critic_model=gpt2(2),
-        critic_tokenizer=tok(),
         reward_func=word_reward,
         train_dataset=dataset(),
         args=args,
         callbacks=[counter],
+        **({} if kwargs is None else {"critic_model": gpt2(2), **kwargs}),
     )
     trainer.train()
     assert len(counter.counts) == 50
