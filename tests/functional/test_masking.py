@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from trl_multiagent.functional.masking import last_token_index, masked_mean
+from trl_multiagent.functional.masking import last_token_index, masked_mean, pad_on_the_right
 
 
 NAN = float("nan")
@@ -40,6 +40,53 @@ class TestLastTokenIndex:
     def test_another_rank_is_an_error_that_names_the_shape(self, shape):
         with pytest.raises(ValueError, match=r"\(B, T\)"):
             last_token_index(torch.ones(shape))
+
+
+class TestPadOnTheRight:
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.long])
+    def test_kept_tokens_come_first_in_their_order(self, dtype):
+        ids = torch.tensor([[1, 1, 5, 6, 7], [8, 1, 9, 1, 4], [3, 2, 1, 1, 1], [1, 1, 1, 1, 1]])
+        mask = torch.tensor([[0, 0, 1, 1, 1], [1, 0, 1, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=dtype)
+        padded, kept = pad_on_the_right(ids, mask)
+        assert padded.shape == (4, 3)  # as long as the longest row
+        assert [row[row_mask.bool()].tolist() for row, row_mask in zip(padded, kept, strict=True)] == [
+            [5, 6, 7],
+            [8, 9],
+            [3, 2],
+            [],
+        ]
+        assert kept.tolist() == [[1, 1, 1], [1, 1, 0], [1, 1, 0], [0, 0, 0]]
+        assert kept.dtype == torch.long and padded.dtype == ids.dtype
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_it_is_a_filter_of_each_row(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(100, (20, 40), generator=generator)
+        mask = torch.rand(20, 40, generator=generator) < 0.5
+        padded, kept = pad_on_the_right(ids, mask)
+        rows = [
+            [token for token, keep in zip(*row, strict=True) if keep]
+            for row in zip(ids.tolist(), mask.tolist(), strict=True)
+        ]
+        assert padded.size(1) == max(map(len, rows))
+        for row, result, row_mask in zip(rows, padded.tolist(), kept.tolist(), strict=True):
+            assert result[: len(row)] == row
+            assert row_mask == [1] * len(row) + [0] * (padded.size(1) - len(row))
+
+    def test_nothing_kept_leaves_no_columns(self):
+        padded, kept = pad_on_the_right(torch.ones(2, 3, dtype=torch.long), torch.zeros(2, 3))
+        assert padded.shape == kept.shape == (2, 0)
+
+    def test_its_arguments_are_left_alone(self):
+        ids, mask = torch.tensor([[1, 5]]), torch.tensor([[0, 1]])
+        pad_on_the_right(ids, mask)
+        assert ids.tolist() == [[1, 5]] and mask.tolist() == [[0, 1]]
+
+    @pytest.mark.parametrize(("ids", "mask"), [((3,), (3,)), ((2, 3), (2, 2)), ((2, 3, 1), (2, 3, 1))])
+    def test_shapes_that_do_not_fit_are_an_error_that_names_them(self, ids, mask):
+        with pytest.raises(ValueError, match=r"\(B, T\)") as error:
+            pad_on_the_right(torch.ones(ids), torch.ones(mask))
+        assert str(ids) in str(error.value) and str(mask) in str(error.value)
 
 
 class TestMaskedMean:

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from trl_multiagent.functional.returns import discounted_returns
+from trl_multiagent.functional.returns import discounted_returns, mean_over_branches
 
 
 NAN = float("nan")
@@ -172,5 +172,42 @@ def test_turns_and_parents_must_be_as_many():
 
 
 def test_each_joint_response_needs_a_parent():
-    with pytest.raises(ValueError, match="Turn 2 has 3 joint responses and 2 parents"):
+    with pytest.raises(ValueError, match="`values` has 3 joint responses, `parents` 2"):
         discounted_returns([torch.zeros(1, 1), torch.zeros(1, 3)], [ROOTS, torch.tensor([0, 0])], 1.0)
+
+
+class TestMeanOverBranches:
+    def test_it_is_the_mean_of_what_continues_each(self):
+        values, parents = torch.tensor([1.0, 8.0, 3.0, 4.0]), torch.tensor([2, 0, 2, 0])
+        assert mean_over_branches(values, parents, 3).tolist() == [6.0, 0.0, 2.0]  # (8 + 4) / 2, nothing, (1 + 3) / 2
+
+    def test_what_is_unknown_is_left_out_and_all_unknown_is_unknown(self):
+        result = mean_over_branches(torch.tensor([NAN, 3.0, NAN, NAN]), torch.tensor([0, 0, 1, 1]), 3)
+        assert result.tolist() == pytest.approx([3.0, NAN, 0.0], nan_ok=True)
+
+    @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+    def test_leading_dimensions_are_kept(self, shape):
+        rng = torch.Generator().manual_seed(0)
+        values = torch.rand(*shape, 6, generator=rng, dtype=torch.float64)
+        values = values.masked_fill(torch.rand(*shape, 6, generator=rng) < 0.4, NAN)
+        parents = [3, 0, 0, 3, 1, 3]
+        result = mean_over_branches(values, torch.tensor(parents), 4)
+        assert result.shape == (*shape, 4) and result.dtype == values.dtype
+        for row, means in zip(values.view(-1, 6).tolist(), result.view(-1, 4).tolist(), strict=True):
+            for joint, mean in enumerate(means):
+                known = [v for v, parent in zip(row, parents, strict=True) if parent == joint and not math.isnan(v)]
+                expected = sum(known) / len(known) if known else (NAN if joint in parents else 0.0)
+                assert mean == pytest.approx(expected, nan_ok=True)
+
+    def test_nothing_continues_an_ended_turn(self):
+        result = mean_over_branches(torch.zeros(2, 0), torch.zeros(0, dtype=torch.long), 3)
+        assert result.tolist() == [[0.0] * 3] * 2
+
+    def test_its_arguments_are_left_alone(self):
+        values, parents = torch.tensor([1.0, NAN]), torch.tensor([0, 0])
+        mean_over_branches(values, parents, 1)
+        assert values[0] == 1.0 and values[1].isnan() and parents.tolist() == [0, 0]
+
+    def test_a_parent_for_each_is_needed(self):
+        with pytest.raises(ValueError, match="`values` has 3 joint responses, `parents` 2"):
+            mean_over_branches(torch.zeros(2, 3), torch.tensor([0, 0]), 1)
