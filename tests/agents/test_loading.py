@@ -327,7 +327,7 @@ class TestCritic:
 
     @pytest.mark.parametrize("critic_type", ["V", "value", "", None])
     def test_another_type_is_an_error_that_names_both_types(self, tmp_path, critic_type):
-        with pytest.raises(ValueError, match="critic_type.*'v' or 'q'"):
+        with pytest.raises(ValueError, match=f"critic_type={critic_type!r}, expected one of 'v', 'q'"):
             team_args(MAACConfig, tmp_path, critic_type=critic_type)
 
     @pytest.mark.parametrize(

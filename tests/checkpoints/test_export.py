@@ -88,7 +88,7 @@ def team(tmp_path_factory):
 def test_nothing_but_models_tokenizers_and_the_head_is_written(team):
     _, directory = team
     expected = {f"{entity}/{name}" for entity in ("agent_0", "agent_1", "critic") for name in MODEL_FILES}
-    assert files(directory) == expected | {"critic/value_head.pt"}
+    assert files(directory) == expected | {"critic/value_head.pt", "critic/value_head_config.json"}
 
 
 def test_save_model_without_a_directory_writes_to_the_output_directory(tmp_path):
@@ -126,7 +126,11 @@ def test_the_head_file_is_a_plain_state_dict(team):
     live = trainer.critics[0].value_head
     assert state.keys() == live.state_dict().keys()
     assert all(torch.equal(state[name], tensor) for name, tensor in live.state_dict().items())
-    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    assert {name: tensor.dtype for name, tensor in state.items()} == {
+        "net.0.weight": torch.float32,
+        "net.0.bias": torch.float32,
+        "_extra_state": torch.float64,  # the moments of the returns
+    }
     before = {name: tensor.clone() for name, tensor in live.state_dict().items()}
     live.load_state_dict(state)
     assert all(torch.equal(before[name], tensor) for name, tensor in live.state_dict().items())
@@ -260,7 +264,11 @@ def test_half_precision_is_kept_with_the_head_in_float32(tmp_path):
         assert torch.equal(logits(model), logits(trainer.agents[index]))
         assert answer(model, tokenizer) == answer(trainer.agents[index], trainer.tokenizers[index])
     head = torch.load(directory / "critic" / "value_head.pt", weights_only=True)
-    assert {tensor.dtype for tensor in head.values()} == {torch.float32}
+    assert {name: tensor.dtype for name, tensor in head.items()} == {
+        "net.0.weight": torch.float32,
+        "net.0.bias": torch.float32,
+        "_extra_state": torch.float64,
+    }
     again = build(
         tmp_path,
         [AutoModelForCausalLM.from_pretrained(directory / f"agent_{i}") for i in range(2)],
