@@ -225,7 +225,7 @@ class TestMissingRewards:
 
     def test_a_critic_leaves_them_out_too(self, build_maac):
         trainer = build_maac(**one_prompt([None, 1.0, 2.0, 6.0], advantage_normalization=False))
-        stub_values(trainer, [0.5] * 4)
+        stub_values(trainer, [0.5])
         batches = record_batches(trainer)
         trainer.train()
         assert batches[0]["agent_0/advantages"].tolist() == [0.0, 0.5, 1.5, 5.5]
@@ -291,8 +291,8 @@ class TestPerAgentRewards:
         metrics = trainer.evaluate()
         assert metrics["eval_agent_0/reward"] == 2.0 and metrics["eval_agent_1/reward"] == 30.0
 
-    def test_a_central_critic_refuses_them(self, build_maac):
-        with pytest.raises(ValueError, match="one central critic"):
+    def test_a_central_critic_of_the_teams_reward_refuses_them_and_says_what_to_set(self, build_maac):
+        with pytest.raises(ValueError, match="different rewards for the actors.*set individual_rewards=True"):
             build_maac(self.reward(1.0)).train()
 
 
@@ -452,10 +452,13 @@ class TestKL:
 
 
 def stub_values(trainer, values):
-    """Let the critic give these values to the rows of a generation batch, in order, and still have a gradient."""
+    """
+    Let the critic give these values to what it reads of a generation batch, in order, and still have a gradient: one
+    for each history, or for each row where it reads the response too.
+    """
     head, table = trainer.critics[0].value_head, {}
 
-    def forward(input_ids, attention_mask):
+    def forward(input_ids, attention_mask, positions=None):
         rows = [tuple(ids[mask.bool()].tolist()) for ids, mask in zip(input_ids, attention_mask, strict=True)]
         if not torch.is_grad_enabled():
             table.update(zip(rows, values, strict=True))
@@ -476,7 +479,7 @@ class TestCriticAdvantages:
         return first
 
     def test_with_v_they_are_reward_minus_the_historys_value(self, build_maac, monkeypatch):
-        result = self.advantages(build_maac, monkeypatch, [0.5] * 4, advantage_normalization=False)
+        result = self.advantages(build_maac, monkeypatch, [0.5], advantage_normalization=False)
         assert result == [0.5, 1.5, 2.5, 5.5]
 
     def test_with_q_they_are_reward_minus_the_mean_value_of_the_other_samples(self, build_maac, monkeypatch):
@@ -487,7 +490,7 @@ class TestCriticAdvantages:
 
     @pytest.mark.parametrize("critic_type", ["v", "q"])
     def test_normalized_they_have_mean_zero_and_deviation_one(self, build_maac, monkeypatch, critic_type):
-        values = [0.5] * 4 if critic_type == "v" else [1.0, 2.0, 3.0, 6.0]
+        values = [0.5] if critic_type == "v" else [1.0, 2.0, 3.0, 6.0]
         raw = [0.5, 1.5, 2.5, 5.5] if critic_type == "v" else [1 - 11 / 3, 2 - 10 / 3, 0.0, 4.0]
         mean, deviation = statistics.mean(raw), statistics.stdev(raw)
         result = self.advantages(build_maac, monkeypatch, values, critic_type=critic_type)
@@ -504,7 +507,7 @@ class TestCriticAdvantages:
     def test_the_critics_loss_and_metrics_by_hand(self, build_maac, monkeypatch):
         trainer = build_maac(**one_prompt(self.rewards, value_loss_coef=0.25))
         stub_rollouts(monkeypatch, trainer, [[[5], [6], [7], [8]], [[9]]])
-        stub_values(trainer, [2.0] * 4)
+        stub_values(trainer, [2.0])
         trainer.train()
         (entry,) = [entry for entry in trainer.state.log_history if "critic/loss" in entry]
         assert entry["critic/loss"] == pytest.approx((1 + 0 + 1 + 16) / 4)
