@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import dataset, gpt2, llama, lm, parameters, tok, weights_hash
 
-from trl_multiagent import MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent import IACConfig, IACTrainer, MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.agents.grpo_agent import GRPOAgent
 
 
@@ -16,6 +16,10 @@ TEAMS = {
     "two architectures and vocabularies": lambda: [lm(0), llama(1, vocab=40)],
     "three architectures and vocabularies": lambda: [gpt2(2, vocab=36), lm(0), llama(1, vocab=40)],
 }
+
+METHODS = ["MAGRPO", "MAAC", "IAC separate", "IAC shared"]
+ALL_METHODS = pytest.mark.parametrize("method", METHODS)
+BOTH_IAC = pytest.mark.parametrize("method", METHODS[2:])
 
 
 def joint_reward(*completions):
@@ -48,31 +52,43 @@ def options(tmp_path, **changed):
 class SymmetricMAACTrainer(MAACTrainer):
     """The critic sees what the actors say, in alphabetical order, so that the actors' order is nothing to it."""
 
-    def render_critic_input(self, rollout, sample):
-        by_actor = zip(rollout.prompts, rollout.completions, strict=True)
+    def render_critic_input(self, turn, sample, agent=None):
+        by_actor = zip(turn.prompts, turn.completions, strict=True)
         return " ".join(sorted(f"{asked[sample]} {said[sample]}" for asked, said in by_actor))
 
 
-def build(tmp_path, agents, critic=None, reward=joint_reward, peft_config=None, **changed):
-    tokenizers = [tok(agent.config.vocab_size) for agent in agents]
+def own_critics(agents):
+    """A critic for each actor, of its vocabulary, that goes with it wherever it stands."""
+    identities = [int(getattr(agent.config, "identity", f"actor {i}").split()[1]) for i, agent in enumerate(agents)]
+    return [
+        llama(10 + identity, vocab=agent.config.vocab_size, hidden=8)
+        for identity, agent in zip(identities, agents, strict=True)
+    ]
+
+
+def build(tmp_path, agents, method="MAGRPO", reward=joint_reward, peft_config=None, critic=None, **changed):
     arguments = {
         "agents": agents,
-        "tokenizer": tokenizers,
+        "tokenizer": [tok(agent.config.vocab_size) for agent in agents],
         "reward_func": reward,
         "train_dataset": dataset(8),
         "eval_dataset": dataset(3) if changed.get("eval_strategy") else None,
         "peft_config": peft_config,
     }
-    if critic is None:
+    if method == "MAGRPO":
         return MAGRPOTrainer(args=MAGRPOConfig(**options(tmp_path, **changed)), **arguments)
-    changed = {"critic_learning_rate": 5e-3, "critic_type": "q", **changed}
-    return SymmetricMAACTrainer(
-        args=MAACConfig(**options(tmp_path, **changed)), critic_model=critic, critic_tokenizer=tok(), **arguments
-    )
+    changed = {"critic_learning_rate": 5e-3, **changed}
+    if method == "MAAC":
+        args = MAACConfig(**options(tmp_path, critic_type="q", **changed))
+        critic = lm(7) if critic is None else critic
+        return SymmetricMAACTrainer(args=args, critic_model=critic, critic_tokenizer=tok(), **arguments)
+    separate = method == "IAC separate"
+    args = IACConfig(**options(tmp_path, use_separate_critic=separate, **changed))
+    return IACTrainer(args=args, critics=own_critics(agents) if separate else None, **arguments)
 
 
-def train(tmp_path, agents, critic=None, **changed):
-    trainer = build(tmp_path, agents, critic, **changed)
+def train(tmp_path, agents, method="MAGRPO", **changed):
+    trainer = build(tmp_path, agents, method, **changed)
     trainer.train()
     return trainer
 
@@ -101,24 +117,37 @@ def named(agents):
 # What is trained, and what is not
 
 
-@pytest.mark.parametrize("critic", [None, lambda: gpt2(7)], ids=["MAGRPO", "MAAC"])
+@ALL_METHODS
 @pytest.mark.parametrize("team", TEAMS)
-def test_every_actor_learns(team, critic, tmp_path):
+def test_every_actor_and_critic_learns(team, method, tmp_path):
     agents = TEAMS[team]()
-    before = [parameters(agent) for agent in agents]
-    value_model = critic and critic()
-    critic_before = value_model and parameters(value_model)
-    trainer = train(tmp_path, agents, value_model)
-    for agent, old in zip(trainer.agents, before, strict=True):
-        new = parameters(agent)
-        assert torch.isfinite(new).all()
-        assert not torch.equal(new, old)
-        assert (new - old).abs().max() < 0.1  # four steps of AdamW at 1e-2 move no weight further than this
-    if critic:
-        new = parameters(trainer.critics[0].backbone)
-        assert torch.isfinite(new).all() and not torch.equal(new, critic_before)
+    trainer = build(tmp_path, agents, method, critic=gpt2(7))
+    before = {name: parameters(module) for name, module in trainer.model.entities()}
+    trainer.train()
+    for name, module in trainer.model.entities():
+        new, old = parameters(module), before[name]
+        assert torch.isfinite(new).all(), name
+        assert not torch.equal(new, old), name
+        assert (new - old).abs().max() < 0.1, name  # four steps of AdamW at 1e-2 move no weight further than this
+    critics = {"MAAC": ["critic"], "IAC separate": [f"agent_{i}/critic" for i in range(len(agents))]}.get(method, [])
     for step in trainer.state.log_history[:-1]:
-        assert all(step[f"agent_{i}/grad_norm"] > 0 for i in range(len(agents)))
+        assert all(step[f"{name}/grad_norm"] > 0 for name in [*(f"agent_{i}" for i in range(len(agents))), *critics])
+
+
+@BOTH_IAC
+def test_every_layer_of_every_critic_learns(method, tmp_path):
+    """All but output embeddings, which no value reads."""
+    trainer = build(tmp_path, [lm(0), llama(1, vocab=40)], method, learning_rate=0.0)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    still = {name for name, p in trainer.model.named_parameters() if torch.equal(p, before[name])}
+    heads = {name for name in before if "value_head" in name}
+    assert len(heads) == 4 and not still & heads
+    if method == "IAC separate":
+        actors = {name for name in before if name.startswith("agents.")}
+        assert still == actors | {f"critics.{i}.backbone.lm_head.weight" for i in range(2)}
+    else:  # the backbones are the actors', whose learning rate is 0
+        assert still == set(before) - heads
 
 
 def test_every_layer_of_every_actor_learns(tmp_path):
@@ -130,17 +159,22 @@ def test_every_layer_of_every_actor_learns(tmp_path):
         assert still == []
 
 
-@pytest.mark.parametrize("critic", [None, lambda: lm(7)], ids=["MAGRPO", "MAAC"])
-def test_a_frozen_actor_does_not_move(critic, tmp_path):
+@ALL_METHODS
+def test_a_frozen_actor_and_its_own_critic_do_not_move(method, tmp_path):
     agents = [lm(0), llama(1, vocab=40)]
     agents[1].requires_grad_(False)
-    before = [weights_hash(agent) for agent in agents]
-    trainer = train(tmp_path, agents, critic and critic(), weight_decay=0.1)
-    assert weights_hash(trainer.agents[1]) == before[1]
-    assert weights_hash(trainer.agents[0]) != before[0]
+    trainer = build(tmp_path, agents, method, weight_decay=0.1)
+    before = {name: weights_hash(module) for name, module in trainer.model.entities()}
+    trainer.train()
+    moved = {name for name, module in trainer.model.entities() if weights_hash(module) != before[name]}
+    assert moved == {"agent_0", *{"MAAC": ["critic"], "IAC separate": ["critic_0"]}.get(method, [])}
     assert not any(parameter.requires_grad for parameter in trainer.agents[1].parameters())
     # It still acts: the other learns from a joint reward
-    assert trainer.state.log_history[0]["agent_1/completions/mean_length"] > 0
+    entry = trainer.state.log_history[0]
+    assert entry["agent_1/completions/mean_length"] > 0
+    assert not any(name.startswith("agent_1/critic") for name in entry)
+    if method == "IAC shared":
+        assert [hasattr(agent, "value_head") for agent in trainer.agents] == [True, False]
 
 
 def test_frozen_layers_do_not_move_and_the_others_do(tmp_path):
@@ -183,14 +217,17 @@ def test_a_frozen_actor_counts_the_same_as_one_with_learning_rate_zero(own_strea
 # Order
 
 
-@pytest.mark.parametrize("critic", [None, lambda: lm(7)], ids=["MAGRPO", "MAAC"])
+@ALL_METHODS
 @pytest.mark.parametrize("team", TEAMS)
 @pytest.mark.parametrize("changed", [{}, {"beta": 0.1, "num_iterations": 2, "gradient_accumulation_steps": 2}])
-def test_exchanged_actors_give_exchanged_results(team, critic, changed, own_streams, tmp_path):
+def test_exchanged_actors_give_exchanged_results(team, method, changed, own_streams, tmp_path):
     def run(order):
         agents = named(TEAMS[team]())
-        trainer = train(tmp_path, [agents[i] for i in order], critic and critic(), **changed)
+        trainer = train(tmp_path, [agents[i] for i in order], method, **changed)
         by_actor = {agent.config.identity: weights_hash(agent) for agent in trainer.agents}
+        if method == "IAC separate":
+            critics = zip(trainer.agents, trainer.critics, strict=True)
+            by_actor |= {f"critic of {agent.config.identity}": weights_hash(critic) for agent, critic in critics}
         return by_actor, trainer
 
     size = len(TEAMS[team]())
@@ -198,8 +235,9 @@ def test_exchanged_actors_give_exchanged_results(team, critic, changed, own_stre
     turned, second = run([*range(1, size), 0])
     assert [agent.config.identity for agent in second.agents][-1] == "actor 0"
     assert straight == turned
-    assert len(set(straight.values())) == size  # actors that start equal have become different ones
-    if critic:
+    # Actors that start equal have become different ones
+    assert len(set(straight.values())) == len(straight) == size * (2 if method == "IAC separate" else 1)
+    if method == "MAAC":
         assert weights_hash(first.critics[0]) == weights_hash(second.critics[0])
     rewards = [[step["reward"] for step in t.state.log_history if "reward" in step] for t in (first, second)]
     assert rewards[0] == rewards[1] and len(set(rewards[0])) > 1
@@ -213,14 +251,14 @@ def rewards_with_gaps(*completions):
 
 
 @pytest.mark.parametrize("reward", [joint_reward, rewards_with_gaps])
-@pytest.mark.parametrize("critic", [None, lambda: lm(7)], ids=["MAGRPO", "MAAC"])
+@ALL_METHODS
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-def test_accumulated_micro_batches_give_the_update_of_one_batch(loss_type, critic, reward, tmp_path):
+def test_accumulated_micro_batches_give_the_update_of_one_batch(loss_type, method, reward, tmp_path):
     def run(size, accumulation):
         trainer = train(
             tmp_path,
             [lm(0), llama(1, vocab=40)],
-            critic and critic(),
+            method,
             reward=reward,
             loss_type=loss_type,
             beta=0.1,
@@ -231,7 +269,7 @@ def test_accumulated_micro_batches_give_the_update_of_one_batch(loss_type, criti
         assert trainer.state.global_step == 4
         return parameters(trainer.model), [step["loss"] for step in trainer.state.log_history[:-1]]
 
-    start = torch.cat([parameters(model) for model in (lm(0), llama(1, vocab=40))])
+    start = parameters(lm(0))
     (whole, losses), *others = run(8, 1), run(4, 2), run(1, 8)
     assert (whole[: start.numel()] - start).abs().max() > 1e-3
     for weights, parts in others:
@@ -242,11 +280,11 @@ def test_accumulated_micro_batches_give_the_update_of_one_batch(loss_type, criti
 # Evaluation
 
 
-@pytest.mark.parametrize("critic", [None, lambda: lm(7)], ids=["MAGRPO", "MAAC"])
+@ALL_METHODS
 @pytest.mark.parametrize("changed", [{}, {"num_iterations": 2, "beta": 0.1}])
-def test_evaluation_does_not_change_training(critic, changed, tmp_path):
+def test_evaluation_does_not_change_training(method, changed, tmp_path):
     def run(**evaluation):
-        trainer = train(tmp_path, [lm(0), llama(1, vocab=40)], critic and critic(), **changed, **evaluation)
+        trainer = train(tmp_path, [lm(0), llama(1, vocab=40)], method, **changed, **evaluation)
         logs = [step for step in trainer.state.log_history if "loss" in step]
         for step in logs:
             step.pop("step_time")
@@ -295,13 +333,30 @@ def test_one_more_actor_with_a_reward_of_its_own_changes_nothing_for_the_first(o
     assert all(norm > 0.05 for norm, _ in alone[1])  # clipped at every step
 
 
-@pytest.mark.parametrize("scale_rewards", ["group", "none"])
-def test_another_actors_rewards_shifted_by_a_constant_change_nothing(scale_rewards, own_streams, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "changed"),
+    [
+        ("MAGRPO", {"scale_rewards": "group"}),
+        ("MAGRPO", {"scale_rewards": "none"}),
+        ("IAC separate", {}),
+        ("IAC separate", {"value_normalization": True, "critic_type": "q"}),
+        ("IAC shared", {}),
+        ("IAC shared", {"advantage_level": "token", "advantage_normalization": False}),
+    ],
+)
+def test_another_actors_rewards_shifted_by_a_constant_change_nothing(method, changed, own_streams, tmp_path):
+    """B26: neither for the first actor nor for its critic."""
+
     def run(shift):
         def own(first, second):
             return [joint_reward(first), [value + shift for value in joint_reward(second)]]
 
-        trainer = train(tmp_path, named([lm(0), llama(1, vocab=40)]), reward=own, scale_rewards=scale_rewards)
-        return [weights_hash(agent) for agent in trainer.agents]
+        trainer = train(tmp_path, named([lm(0), llama(1, vocab=40)]), method, reward=own, **changed)
+        return {name: weights_hash(module) for name, module in trainer.model.entities()}
 
-    assert run(0.0)[0] == run(100.0)[0]
+    plain, shifted = run(0.0), run(100.0)
+    assert plain["agent_0"] == shifted["agent_0"] != weights_hash(lm(0))
+    if method == "IAC separate":
+        assert plain["critic_0"] == shifted["critic_0"] and plain["critic_1"] != shifted["critic_1"]
+    elif method == "IAC shared":
+        assert plain["agent_1"] != shifted["agent_1"]  # its head follows the rewards
