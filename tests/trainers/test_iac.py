@@ -1,6 +1,7 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """Independent actor-critic: values, credit and losses, against numbers worked out by hand and slow loops."""
 
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -398,6 +399,30 @@ def test_a_missing_reward_teaches_no_token(separate, build_known, monkeypatch):
     for agent in range(2):
         assert batch[f"critic_{agent}/valid"].tolist() == [[False] * 3, [True] * 3]
         assert not batch[f"agent_{agent}/advantages"][0].any() and batch[f"agent_{agent}/advantages"][1].all()
+
+
+def test_the_table_of_completions_shows_the_mean_advantage_of_a_completions_own_tokens(
+    build_known, monkeypatch, tmp_path
+):
+    """Those worked out above; how long the batch's other completions are changes nothing, and no token gives 0."""
+    trainer = build_known(
+        True,
+        lambda first, second: [5.0, -2.0, 1.0],
+        {"train_dataset": Dataset.from_dict({"prompt": ["w5 w0"]})},
+        tables=[value_table(VALUE_OF)] * 2,
+        advantage_level="token",
+        discount=0.9,
+        gae_lambda=0.5,
+        num_generations=3,
+        per_device_train_batch_size=3,
+        log_completions=True,
+    )
+    said = [[WORD + 10, WORD + 20, EOS], [WORD + 11, WORD + 21], []]
+    run(monkeypatch, trainer, [said, said])
+    frame = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    for agent in range(2):
+        shown = frame[f"agent_{agent}/advantage"].tolist()
+        assert shown == pytest.approx([(1.52 + 1.6 + 2.0) / 3, (-2.35 - 1.0) / 2, 0.0], abs=1e-5)
 
 
 # What a value reads

@@ -152,6 +152,21 @@ def test_the_text_that_the_critic_reads(options, expected, build, monkeypatch):
     assert texts == expected
 
 
+def test_messages_are_read_as_lines_without_a_template(build, monkeypatch):
+    messages = [{"role": "system", "content": "w1 w2"}, {"role": "user", "content": "w3"}]
+    trainer = build(
+        kwargs={
+            "train_dataset": Dataset.from_dict({"prompt": [messages]}),
+            "tokenizer": tok(chat_template=CHAT_TEMPLATE),
+        },
+        critic_type="q",
+        per_device_train_batch_size=2,
+    )
+    _, (texts,) = run(monkeypatch, trainer, [SAID, SAID])
+    asked = "".join(f"[agent {agent} is asked]\nsystem: w1 w2\nuser: w3\n" for agent in range(2))
+    assert texts == [f"{asked}[agent 0 answers]\nw{n}\n[agent 1 answers]\nw{n}" for n in (5, 6)]
+
+
 def test_the_last_of_three_hears_all_and_only_its_own_value_reads_what_it_is_asked(build, monkeypatch):
     trainer = build(
         lambda *texts: word_reward(*texts),

@@ -25,7 +25,6 @@ class CountTensors(TrainerCallback):
 TRAINERS = {
     "MAAC": (MAACTrainer, MAACConfig, {"critic_tokenizer": tok()}, {}),
     "IAC, separate": (IACTrainer, IACConfig, {}, {}),
-    "IAC, separate, tokens": (IACTrainer, IACConfig, {}, {"advantage_level": "token"}),
     "IAC, shared": (IACTrainer, IACConfig, None, {"use_separate_critic": False}),
     "IAC, shared, with all": (
         IACTrainer,

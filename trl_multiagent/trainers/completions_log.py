@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from transformers.utils import is_rich_available
 
 from .._compat import print_prompt_completions_sample
+from ..agents.grpo_agent import trained_tokens
 from ..functional.advantages import is_shared
 from ..rollouts.batch import JointBatch
 from .multi_agent_config import MultiAgentConfig
@@ -46,11 +47,8 @@ class CompletionsLog:
         ]
         # Whether one number tells what every actor got
         shared = all(is_shared(torch.stack(actors).flatten(1)) for actors in zip(*own_rewards, strict=True))
-        # One sync for each actor; the mean where each token has an advantage of its own
-        advantages = [
-            None if inputs is None else inputs["advantages"].view(batch.num_rows, -1).float().mean(dim=1).tolist()
-            for inputs in batch.inputs
-        ]
+        # One sync for each actor
+        advantages = [None if inputs is None else _advantage_of_rows(inputs).tolist() for inputs in batch.inputs]
         own_rewards = [[values.tolist() for values in turns] for turns in own_rewards]
         rows: list[dict[str, Any]] = []
         for number, turn in enumerate(batch.turns):
@@ -113,6 +111,15 @@ class CompletionsLog:
                 step,
                 count,
             )
+
+
+def _advantage_of_rows(inputs: dict[str, Any]) -> torch.Tensor:
+    """An actor's advantage of each row, `(R,)`; where each token has one of its own, the mean over those trained."""
+    advantages = inputs["advantages"].float()
+    if advantages.dim() == 1:
+        return advantages
+    tokens = trained_tokens(inputs)
+    return advantages.masked_fill(~tokens, 0.0).sum(dim=1) / tokens.sum(dim=1).clamp(min=1)
 
 
 def _table_backends(args: MultiAgentConfig) -> list:
