@@ -7,6 +7,7 @@ from datasets import Dataset
 from known_values import SHAPES, WORD, Rewards, Talk, credit_of_turns, first_rows, next_words, table
 from peft import LoraConfig
 from tiny import (
+    CHAT_TEMPLATE,
     dataset,
     gpt2,
     llama,
