@@ -218,13 +218,14 @@ TRL_CONTRACT = (
 )
 
 
-def find_file(source: str, name: str) -> str | None:
+def find_file(source: str, name: str, revision: str | None = None) -> str | None:
     """Path of a file of a directory or a hub id (downloaded if need be); None if it is not there."""
     if not source or (os.path.isabs(source) and not os.path.isdir(source)):
         return None
     return cached_file(
         source,
         name,
+        revision=revision,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_connection_errors=False,

@@ -712,6 +712,14 @@ class TestExplainedVariance:
         values, returns = torch.tensor([1.0, 9.0, 1.0, 3.0, 3.0]), torch.tensor([1.0, NAN, 2.0, 3.0, 4.0])
         assert explained_variance(values, returns).item() == pytest.approx(0.8)
 
+    @pytest.mark.parametrize("value", [10.0, 1000.0])
+    def test_returns_that_differ_by_rounding_alone_do_not_vary(self, value):
+        """Returns are computed as reward minus value plus value."""
+        values = torch.tensor([value, 1.7 * value, 0.1 * value])
+        returns = (3.7 - values) + values + torch.tensor([0.0, 2.4e-7, -2.4e-7]) * value
+        assert returns.var() > 0
+        assert math.isnan(explained_variance(values, returns).item())
+
     @pytest.mark.parametrize("returns", [[2.0, 2.0], [NAN, 2.0], [NAN, NAN]])
     def test_it_is_nan_where_there_is_nothing_to_explain(self, returns):
         assert math.isnan(explained_variance(torch.tensor([1.0, 2.0]), torch.tensor(returns)).item())

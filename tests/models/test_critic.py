@@ -9,6 +9,8 @@ from peft import LoraConfig, get_peft_model
 from tiny import gpt2, llama, lm, parameters
 from torch import nn
 from transformers import (
+    BertConfig,
+    BertLMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     MistralConfig,
@@ -19,7 +21,7 @@ from transformers import (
 )
 
 from trl_multiagent import ValueHead, ValueModel
-from trl_multiagent.models.critic import hidden_width
+from trl_multiagent.models.language_model import hidden_width
 
 
 TEXTS = [[5, 9, 4], [7, 3, 8, 12, 20, 6, 11], [10], [3, 4, 5, 6, 7]]
@@ -76,6 +78,25 @@ def neox():
     )
 
 
+def bert():
+    """Its logits come of a transform of the last states, and tied embeddings with a bias."""
+    set_seed(0)
+    return BertLMHeadModel(
+        BertConfig(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=128,
+            is_decoder=True,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            pad_token_id=PAD,
+        )
+    )
+
+
 BACKBONES = {
     "qwen2": (lambda: lm(0), 16),
     "qwen2, tied": (lambda: lm(0, tie=True), 16),
@@ -86,6 +107,7 @@ BACKBONES = {
     "OPT, projected up": (lambda: opt(width=16, projected=20), 20),
     "mistral": (mistral, 20),
     "gpt neox": (neox, 12),
+    "BERT": (bert, 16),
 }
 
 
@@ -228,13 +250,14 @@ def test_first_values_are_near_zero():
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_output_embeddings_are_frozen_unless_they_are_tied(name):
+def test_what_only_logits_need_is_frozen_unless_it_is_tied(name):
     model = critic(name)
     tied = model.backbone.get_output_embeddings().weight is model.backbone.get_input_embeddings().weight
-    assert tied == (name in ("qwen2, tied", "gpt2", "OPT", "OPT, projected down", "OPT, projected up"))
-    assert all(p.requires_grad == tied for p in model.backbone.get_output_embeddings().parameters())
-    others = [p for n, p in model.named_parameters() if "lm_head" not in n and "embed_out" not in n]
-    assert all(parameter.requires_grad for parameter in others)
+    assert tied == (name in ("qwen2, tied", "gpt2", "OPT", "OPT, projected down", "OPT, projected up", "BERT"))
+    assert model.backbone.get_output_embeddings().weight.requires_grad == tied
+    of_logits = ("lm_head", "embed_out", "cls.")
+    for parameter_name, parameter in model.named_parameters():  # a tied weight goes by its first name
+        assert parameter.requires_grad == (not any(part in parameter_name for part in of_logits))
 
 
 @pytest.mark.parametrize("name", BACKBONES)

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from trl import GRPOConfig
 
 from .._compat import create_model_from_path, find_file
-from ..models.critic import ValueModel, base_language_model, hidden_width, inner_model
+from ..models.critic import ValueModel
 from ..models.dropout import disable_dropout
+from ..models.language_model import base_language_model, hidden_width, inner_model
 from ..models.value_head import VALUE_HEAD_CONFIG_FILE, VALUE_HEAD_FILE, ValueHead, load_value_head
 from .loading import (
     ModelLike,
@@ -64,7 +65,7 @@ def load_critic(
         disable_dropout(backbone)
     with _own_draw(args):
         critic = ValueModel(backbone, hidden_dim, args.critic_type, getattr(torch, args.value_head_dtype))
-    _restore_head(name, critic.value_head, identifier(source))
+    _restore_head(name, critic.value_head, identifier(source), args)
     return critic
 
 
@@ -80,7 +81,7 @@ def add_value_head(name: str, actor: nn.Module, source: ModelLike, hidden_dim: i
     with _own_draw(args):
         dtype = getattr(torch, args.value_head_dtype)
         actor.value_head = ValueHead(hidden_width(actor), hidden_dim, args.critic_type, dtype)
-    _restore_head(name, actor.value_head, identifier(source))
+    _restore_head(name, actor.value_head, identifier(source), args)
 
 
 def central_tokenizer(
@@ -97,7 +98,7 @@ def central_tokenizer(
     Raises:
         ValueError: it does not fit the critic's vocabulary.
     """
-    if tokenizer is None and _has_tokenizer(identifier(source)):
+    if tokenizer is None and _has_tokenizer(identifier(source), args):
         tokenizer = identifier(source)
     if tokenizer is None:
         _check_same_vocabulary(critic.backbone, actor)
@@ -130,7 +131,7 @@ def check_reads_ids_of(
             f"whose critic reads text."
         )
     home = identifier(source)
-    if not _has_tokenizer(home):
+    if not _has_tokenizer(home, args):
         return
     own = {number: token for token, number in load_tokenizer(home, args).get_vocab().items()}
     other = [(token, number) for token, number in tokenizer.get_vocab().items() if own.get(number, token) != token]
@@ -164,6 +165,19 @@ def _check_readable(name: str, model: nn.Module) -> None:
             f"{name} is a {type(language_model).__name__}, which does not tell its inner model apart "
             f"(`base_model`), so that its last hidden states cannot be read. Use another architecture."
         )
+    if _reads_both_ways(language_model):
+        raise ValueError(
+            f"{name} is a {type(language_model).__name__} that reads a text in both directions: the value of a token "
+            "would depend on what follows it. Set is_decoder=True in its config where there is such an option, or use "
+            "a causal language model."
+        )
+
+
+def _reads_both_ways(language_model: nn.Module) -> bool:
+    config = language_model.config
+    modules = inner_model(language_model).modules()
+    encoder = any(getattr(module, "is_decoder", None) is False for module in modules)
+    return config.model_type in ("cpmant", "xlnet") or (encoder and getattr(config, "is_decoder", None) is False)
 
 
 def _add_adapter(name: str, backbone: nn.Module, peft_config: Any) -> nn.Module:
@@ -183,8 +197,13 @@ def _check_adapter(name: str, peft_config: Any) -> None:
         )
 
 
-def _has_tokenizer(source: str) -> bool:
-    return source != "" and any(find_file(source, name) for name in ("tokenizer_config.json", "tokenizer.json"))
+def _has_tokenizer(source: str, args: GRPOConfig) -> bool:
+    return any(_find(source, name, args) for name in ("tokenizer_config.json", "tokenizer.json"))
+
+
+def _find(source: str, name: str, args: GRPOConfig) -> str | None:
+    """A file of the revision that models are loaded from."""
+    return find_file(source, name, (args.model_init_kwargs or {}).get("revision"))
 
 
 def _check_same_vocabulary(critic: nn.Module, actor: nn.Module) -> None:
@@ -198,9 +217,9 @@ def _check_same_vocabulary(critic: nn.Module, actor: nn.Module) -> None:
         )
 
 
-def _restore_head(name: str, head: ValueHead, source: str) -> None:
+def _restore_head(name: str, head: ValueHead, source: str, args: GRPOConfig) -> None:
     """Load the head that lies beside a backbone, if there is one."""
-    paths = [find_file(source, file) for file in (VALUE_HEAD_CONFIG_FILE, VALUE_HEAD_FILE)]
+    paths = [_find(source, file, args) for file in (VALUE_HEAD_CONFIG_FILE, VALUE_HEAD_FILE)]
     found = next(filter(None, paths), None)
     if found is not None:
         load_value_head(head, os.path.dirname(found))

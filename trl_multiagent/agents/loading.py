@@ -18,7 +18,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from trl import GRPOConfig
 
 from .._compat import find_file
-from ..models.critic import base_language_model
+from ..models.language_model import base_language_model
 
 
 logger = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from transformers import TrainerCallback
 
 from .._compat import SyncRefModelCallback
+from ..models.critic import without_value_head
 
 
 class SyncReferencesCallback(TrainerCallback):
@@ -23,4 +24,5 @@ class SyncReferencesCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         for agent, callback in self.pairs:
-            callback.on_step_end(args, state, control, **{**kwargs, "model": agent.model})
+            with without_value_head(agent.model):  # the reference has none
+                callback.on_step_end(args, state, control, **{**kwargs, "model": agent.model})

@@ -45,6 +45,7 @@ class ValueHeadExportCallback(TrainerCallback):
             raise ValueError(
                 "ValueHeadExportCallback needs a trainer whose models have value heads: IACTrainer or MAACTrainer."
             )
+        self._exported_step = -1
 
     def on_step_end(self, args, state, control, model=None, **kwargs) -> None:
         if self.export_steps is not None and state.global_step % self.export_steps == 0:

@@ -18,7 +18,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from .._compat import find_file
-from ..models.critic import ValueModel, base_language_model, is_own_critic, without_value_head
+from ..models.critic import ValueModel, is_own_critic, without_value_head
+from ..models.language_model import base_language_model
 from ..models.team import MultiAgentModel
 from ..models.value_head import VALUE_HEAD_CONFIG_FILE, VALUE_HEAD_FILE, load_value_head, save_value_head
 from ..placement.backends import full_parameters

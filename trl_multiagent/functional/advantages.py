@@ -272,10 +272,15 @@ def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> torch.Ten
             Predictions and targets; pairs with a NaN are left out.
 
     Returns:
-        Scalar `torch.Tensor`; NaN where the returns do not vary, since nothing can be explained there.
+        Scalar `torch.Tensor`; NaN where the returns do not vary by more than rounding, since nothing can be explained
+        there.
     """
     kept = ~(torch.isnan(values) | torch.isnan(returns))
     values, returns = values[kept], returns[kept]
-    if returns.numel() < 2 or returns.var() == 0:
+    if returns.numel() < 2:
+        return torch.tensor(torch.nan, device=values.device)
+    # Returns are sums of rewards and values, and are rounded as both
+    scale = torch.maximum(returns.abs().max(), values.abs().max())
+    if returns.max() - returns.min() <= EQUAL_ATOL + EQUAL_RTOL * scale:
         return torch.tensor(torch.nan, device=values.device)
     return 1 - (returns - values).var() / returns.var()

@@ -6,26 +6,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from ..functional.masking import last_token_index
+from .language_model import base_language_model, hidden_width, inner_model
+from .positions import num_positions, position_ids_of
 from .value_head import ValueHead
-
-
-def base_language_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside a PEFT wrapper, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def hidden_width(model: nn.Module) -> int:
-    """
-    Width of a causal language model's last hidden states: what its output embeddings take. It differs from
-    `config.hidden_size` where the model projects (OPT), and lies in `text_config` where there are several modalities.
-    """
-    head = base_language_model(model).get_output_embeddings()
-    if isinstance(head, nn.Linear):
-        return head.in_features
-    return base_language_model(model).config.get_text_config().hidden_size
 
 
 def read_values(
@@ -60,19 +45,15 @@ def read_values(
 
 def last_hidden_states(model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     """The last layer's states of a causal language model, after the final norm, `(B, T, H)`."""
-    return inner_model(model)(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+    positions = position_ids_of(model, attention_mask)
+    output = inner_model(model)(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions)
+    return output.last_hidden_state
 
 
 def values_at(head: ValueHead, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Values of hidden states `(B, T, H)` at `positions`, `(B,)` or `(B, K)`; in the shape of `positions`."""
     rows = torch.arange(hidden.size(0), device=hidden.device).view(-1, *[1] * (positions.dim() - 1))
     return head(hidden[rows, positions])
-
-
-def inner_model(model: nn.Module) -> nn.Module:
-    """The part of a causal language model below its output embeddings."""
-    language_model = base_language_model(model)
-    return language_model.base_model
 
 
 @contextlib.contextmanager
@@ -110,8 +91,8 @@ class ValueModel(nn.Module):
 
     Args:
         backbone ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            A causal language model. Its own output embeddings are not used; where they are not tied to the input
-            embeddings they are frozen, since no gradient reaches them.
+            A causal language model. What only its logits need is not used: the output embeddings where they are not
+            tied to the input embeddings, a bias, a transform. It is frozen, since no gradient reaches it.
         value_head_hidden_dim, critic_type, dtype:
             As for [`ValueHead`].
     """
@@ -126,11 +107,10 @@ class ValueModel(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.value_head = ValueHead(hidden_width(backbone), value_head_hidden_dim, critic_type, dtype)
-        language_model = base_language_model(backbone)
-        output_embeddings = language_model.get_output_embeddings()
-        input_weight = language_model.get_input_embeddings().weight
-        if output_embeddings is not None and output_embeddings.weight is not input_weight:
-            output_embeddings.requires_grad_(False)
+        used = {id(parameter) for parameter in inner_model(backbone).parameters()}
+        for parameter in base_language_model(backbone).parameters():
+            if id(parameter) not in used:
+                parameter.requires_grad_(False)
 
     @property
     def config(self):
@@ -138,8 +118,8 @@ class ValueModel(nn.Module):
 
     def max_length(self, limit: int | None = None) -> int | None:
         """Most tokens that it reads: its positions, or `limit` if that is less; None where neither limits it."""
-        positions = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        return min(filter(None, (limit, positions)), default=None)
+        limits = (limit, num_positions(self.backbone))
+        return min((number for number in limits if number is not None), default=None)
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, positions: torch.Tensor | None = None

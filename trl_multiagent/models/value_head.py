@@ -37,6 +37,10 @@ class RunningMoments:
         std = math.sqrt(self.total_deviation / self.count) if self.count else 0.0
         return std if std > 1e-6 * max(abs(self.mean), 1.0) else 1.0
 
+    def as_tensor(self) -> torch.Tensor:
+        """The three numbers, `(3,)` in float64."""
+        return torch.tensor(list(asdict(self).values()), dtype=torch.float64)
+
     def update(self, count: float, mean: float, total_deviation: float) -> None:
         """Take in a batch by its own three numbers (the pairwise update of Chan, Golub and LeVeque 1979)."""
         if not count:
@@ -89,6 +93,7 @@ class ValueHead(nn.Module):
         nn.init.normal_(self.net[-1].weight, std=0.1 * self.net[-1].in_features ** -0.5)
         nn.init.zeros_(self.net[-1].bias)
         self.moments = RunningMoments()
+        self.register_load_state_dict_pre_hook(_add_moments)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`(..., hidden_size)` -> `(...)`, float32."""
@@ -98,10 +103,15 @@ class ValueHead(nn.Module):
         return predicted * self.moments.std + self.moments.mean
 
     def get_extra_state(self) -> torch.Tensor:
-        return torch.tensor(list(asdict(self.moments).values()), dtype=torch.float64)
+        return self.moments.as_tensor()
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         self.moments = RunningMoments(*state.tolist())
+
+
+def _add_moments(head: ValueHead, state_dict: dict, prefix: str, *args) -> None:
+    """A saved head without moments, as other libraries write them, is one that saw no returns."""
+    state_dict.setdefault(f"{prefix}_extra_state", RunningMoments().as_tensor())
 
 
 def save_value_head(head: ValueHead, directory: str | Path) -> None:
@@ -136,7 +146,6 @@ def load_value_head(head: ValueHead, directory: str | Path) -> None:
             f"critic_type={head.critic_type!r}. Use the same, or a backbone without a head."
         )
     state = torch.load(path, map_location="cpu", weights_only=True)
-    state.setdefault("_extra_state", head.get_extra_state())  # a head without moments is one that saw no returns
     shapes = [
         {n: tuple(t.shape) for n, t in tensors.items() if n != "_extra_state"}
         for tensors in (state, head.state_dict())

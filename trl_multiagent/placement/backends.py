@@ -101,7 +101,8 @@ def clip_grad_norms(accelerator: Accelerator, modules: Iterable[nn.Module], max_
         list of scalar `torch.Tensor`: the norms before clipping.
     """
     accelerator.unscale_gradients()  # once: a gradient scaler refuses a second time
-    return [torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm) for module in modules]
+    norms = [torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm) for module in modules]
+    return [norm.to(accelerator.device) for norm in norms]  # a module without a gradient has its 0 on the CPU
 
 
 @contextlib.contextmanager

@@ -115,9 +115,12 @@ class ActorCriticConfig(MultiAgentConfig):
                 check_number(name, getattr(self, name), int, 1)
         check_number("critic_warmup_steps", self.critic_warmup_steps, int, 0)
         check_number("gae_lambda", self.gae_lambda, float, 0, 1)
-        check_number("value_loss_coef", self.value_loss_coef, float, 0)
-        if self.value_clip_range is not None and not self.value_clip_range > 0:
-            raise ValueError(f"value_clip_range={self.value_clip_range}, expected a positive number, or None.")
+        for name in ("critic_learning_rate", "value_loss_coef"):
+            check_number(name, getattr(self, name), float, 0)
+        if self.value_clip_range is not None:
+            check_number("value_clip_range", self.value_clip_range, float)
+            if self.value_clip_range <= 0:
+                raise ValueError(f"value_clip_range={self.value_clip_range}, expected a positive number, or None.")
         if self.advantage_normalization and self.generation_batch_size * self._advantages_per_sample() < 2:
             raise ValueError(
                 f"advantage_normalization=True compares the advantages of a generation batch, but there is one in "
@@ -131,6 +134,13 @@ class ActorCriticConfig(MultiAgentConfig):
                 raise ValueError(
                     f"critic_warmup_steps={self.critic_warmup_steps}, but ddp_find_unused_parameters=False: in these "
                     "steps the actors' parameters are not used. Leave ddp_find_unused_parameters out."
+                )
+            reentrant = (self.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)
+            if self.gradient_checkpointing and reentrant and self.world_size > 1 and not self.deepspeed:
+                raise ValueError(
+                    f"critic_warmup_steps={self.critic_warmup_steps} does not go together with "
+                    "gradient_checkpointing_kwargs={'use_reentrant': True} in several processes: DDP then wants every "
+                    "parameter used in every step. Leave use_reentrant out, or set gradient_checkpointing=False."
                 )
             self.ddp_find_unused_parameters = True
 
