@@ -1,17 +1,21 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """Every option of the configs, inherited or their own: who honours it, or the reason why it is refused."""
 
+import ast
 import dataclasses
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from tiny import dataset, lm, logged, parameters, record_batches, team_args, tok, word_reward
+from tiny import dataset, lm, logged, parameters, record_batches, stub_rollouts, team_args, tok, word_reward
 from transformers import HfArgumentParser
 from trl import GRPOConfig
 
 from trl_multiagent import (
+    IACConfig,
+    IACTrainer,
     MAACConfig,
     MAACTrainer,
     MAGRPOConfig,
@@ -192,9 +196,11 @@ HONOURED_BY = {
 
 INHERITED = {field.name: field for field in dataclasses.fields(GRPOConfig)}
 CRITIC_FREE = [MAGRPOConfig, MAREINFORCEConfig, MARLOOConfig, MAReMaxConfig]
-CONFIGS = [*CRITIC_FREE, MAACConfig]
+CRITICS = [MAACConfig, IACConfig]
+CONFIGS = [*CRITIC_FREE, *CRITICS]
 
-# The configs' own options, each with the test here that shows what it does; another word is one of TwoWords
+# The configs' own options, each with the test here that shows what it does; another word is one of TwoWords. Those of
+# critics and values have tests in test_critic_options.py that begin with their name
 OWN_OPTIONS = {
     "num_agents": "TestOwnOptions.test_num_agents",
     "agent_learning_rate": "TestTwoWordsForOneThing",
@@ -218,16 +224,6 @@ OWN_OPTIONS = {
     "joint_mode": "TestOwnOptions.test_joint_mode",
     "cross_samples": "TestOwnOptions.test_cross_samples",
     "remax_baseline": "TestOwnOptions.test_remax_baseline",
-}
-# The critic's own options are tested with the values that they change, in the tests of critics and values
-CRITIC_OPTIONS = {
-    "critic_type",
-    "critic_learning_rate",
-    "value_loss_coef",
-    "value_clip_range",
-    "advantage_normalization",
-    "critic_max_length",
-    "critic_value_head_hidden_dim",
 }
 
 
@@ -263,35 +259,26 @@ class TestEveryInheritedOption:
         assert name in message and repr(value) in message and REFUSED_OPTIONS[name] in message
         assert config_class.__name__ in message
 
-    @pytest.mark.parametrize("name", ["scale_rewards", "multi_objective_aggregation"])
-    def test_a_critic_refuses_what_compares_rewards_in_a_group(self, tmp_path, name):
-        value = {"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"}[name]
-        with pytest.raises(ValueError, match=f"{name}.*critic"):
-            MAACConfig(output_dir=str(tmp_path), use_cpu=True, **{name: value})
+    @pytest.mark.parametrize("config_class", CRITICS)
+    @pytest.mark.parametrize(
+        ("name", "value"), [("scale_rewards", "none"), ("multi_objective_aggregation", "normalize_then_sum")]
+    )
+    def test_a_critic_refuses_what_compares_rewards_in_a_group(self, tmp_path, config_class, name, value):
+        message = f"{name}={value!r} is not supported by {config_class.__name__}: the critic is the baseline"
+        with pytest.raises(ValueError, match=message):
+            config_class(output_dir=str(tmp_path), use_cpu=True, **{name: value})
         MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, **{name: value})
 
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("num_turns", 2),
-            ("turn_order", "sequential"),
-            ("rollout_mode", "chain"),
-            ("discount", 0.5),
-            ("early_termination_threshold", 1.0),
-            ("external_prompt_passthrough", True),
-        ],
-    )
-    def test_a_critic_refuses_what_it_has_no_turns_for(self, tmp_path, name, value):
-        with pytest.raises(ValueError, match=f"{name}={value!r} is not supported by MAACConfig"):
-            MAACConfig(output_dir=str(tmp_path), use_cpu=True, **{name: value})
-
     @pytest.mark.parametrize("config_class", [*CONFIGS, MultiAgentConfig])
-    def test_every_own_one_has_a_test_here(self, config_class):
-        own = {field.name for field in dataclasses.fields(config_class)} - set(INHERITED) - CRITIC_OPTIONS
-        assert own <= set(OWN_OPTIONS)
-        for name in own:
+    def test_every_own_one_has_a_test(self, config_class):
+        own = {field.name for field in dataclasses.fields(config_class)} - set(INHERITED)
+        for name in own & set(OWN_OPTIONS):
             group, _, test = OWN_OPTIONS[name].partition(".")
             assert hasattr(globals()[group], test or "__init__"), name
+        source = Path(__file__).with_name("test_critic_options.py").read_text(encoding="utf-8")
+        tests = [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+        untested = [n for n in own - set(OWN_OPTIONS) if not any(test.startswith(f"test_{n}_") for test in tests)]
+        assert untested == []
 
     @pytest.mark.parametrize("config_class", CONFIGS)
     def test_defaults_may_be_spelled_out(self, tmp_path, config_class):
@@ -322,6 +309,29 @@ class TestEveryInheritedOption:
         assert (config.num_turns, config.rollout_mode, config.discount) == (2, "chain", 0.9)
         assert config.agent_names == ["planner", "coder"] and config.trainable_agents == [True, False]
         assert config.advantage_groups == "role"
+
+    @pytest.mark.parametrize("config_class", CRITICS)
+    def test_a_command_line_gives_the_options_of_critics(self, tmp_path, config_class):
+        words = "--critic_type q --critic_learning_rate 2e-4 --critic_warmup_steps 3 --critic_max_length 64"
+        words += " --value_head_dtype bfloat16 --gae_lambda 0.5 --advantage_normalization false --value_clip_range 0.2"
+        words += " --value_loss_coef 1.5 --value_normalization --kl_in_reward --beta 0.1 --num_generations 1"
+        words += " --critic_value_head_hidden_dim 8 --num_turns 2"
+        words += " --individual_rewards" if config_class is MAACConfig else " --use_separate_critic true"
+        command = ["--output_dir", str(tmp_path), "--use_cpu", *words.split()]
+        (config,) = HfArgumentParser(config_class).parse_args_into_dataclasses(command)
+        assert (config.critic_type, config.critic_learning_rate, config.critic_warmup_steps) == ("q", 2e-4, 3)
+        assert (config.critic_max_length, config.value_head_dtype, config.gae_lambda) == (64, "bfloat16", 0.5)
+        assert (config.value_loss_coef, config.value_clip_range, config.beta) == (1.5, 0.2, 0.1)
+        assert config.advantage_normalization is False and config.value_normalization and config.kl_in_reward
+        assert (config.num_generations, config.critic_value_head_hidden_dim, config.num_turns) == (1, 8, 2)
+        assert config.individual_rewards if config_class is MAACConfig else config.use_separate_critic
+
+    def test_a_command_line_gives_the_options_of_heads_on_actors(self, tmp_path):
+        words = "--use_separate_critic false --value_head_hidden_dim 8 --advantage_level token --bootstrap_truncated"
+        command = ["--output_dir", str(tmp_path), "--use_cpu", *words.split()]
+        (config,) = HfArgumentParser(IACConfig).parse_args_into_dataclasses(command)
+        assert config.use_separate_critic is False and config.bootstrap_truncated is True
+        assert (config.value_head_hidden_dim, config.advantage_level) == (8, "token")
 
     @pytest.mark.parametrize("entry", ["maybe", 2, None])
     def test_an_entry_of_trainable_agents_that_is_no_truth_value_is_an_error(self, tmp_path, entry):
@@ -448,16 +458,19 @@ class TestGroupSizes:
             (MAGRPOConfig, {"advantage_mode": "raw", "scale_rewards": "none"}),
             (MAGRPOConfig, {"advantage_groups": "role", "scale_rewards": "none"}),
             (MAReMaxConfig, {"remax_baseline": "greedy"}),
+            (MAACConfig, {}),
+            (IACConfig, {}),
         ],
-        ids=["reinforce", "raw", "role", "greedy"],
+        ids=["reinforce", "raw", "role", "greedy", "maac", "iac"],
     )
     def test_a_group_of_one_is_enough_where_the_baseline_needs_no_other(self, tmp_path, config_class, options):
         config = config_class(output_dir=str(tmp_path), use_cpu=True, num_generations=1, **options)
         assert config.num_generations == 1 and config.per_device_train_batch_size == 8
-        with pytest.raises(ValueError, match="num_generations=0"):
-            config_class(output_dir=str(tmp_path), use_cpu=True, num_generations=0, **options)
+        for generations in (0, -2):
+            with pytest.raises(ValueError, match=f"num_generations={generations}"):
+                config_class(output_dir=str(tmp_path), use_cpu=True, num_generations=generations, **options)
 
-    @pytest.mark.parametrize("config_class", [config for config in CONFIGS if config is not MAREINFORCEConfig])
+    @pytest.mark.parametrize("config_class", [MAGRPOConfig, MARLOOConfig, MAReMaxConfig])
     @pytest.mark.parametrize("generations", [1, 0, -2])
     def test_a_group_that_is_none_is_an_error_that_names_the_option(self, tmp_path, config_class, generations):
         with pytest.raises(ValueError, match=f"num_generations={generations}"):
@@ -481,22 +494,6 @@ def build(tmp_path):
 class TestOptionsOfTheTeam:
     """Options that the team reads itself, each by what it does."""
 
-    def test_learning_rates_are_each_entitys_own(self, tmp_path):
-        trainer = MAACTrainer(
-            agents=[lm(0), lm(1)],
-            critic_model=lm(5),
-            tokenizer=tok(),
-            reward_func=word_reward,
-            args=team_args(
-                MAACConfig, tmp_path, learning_rate=0.0, critic_learning_rate=1e-2, lr_scheduler_type="constant"
-            ),
-            train_dataset=dataset(4),
-        )
-        actors, critic = [parameters(actor) for actor in trainer.agents], parameters(trainer.critics[0])
-        trainer.train()
-        assert all(torch.equal(parameters(a), old) for a, old in zip(trainer.agents, actors, strict=True))
-        assert not torch.equal(parameters(trainer.critics[0]), critic)
-
     def test_log_completions_writes_a_table(self, build, tmp_path):
         trainer = build(log_completions=True, max_steps=2)
         trainer.train()
@@ -512,22 +509,39 @@ class TestOptionsOfTheTeam:
         build().train()
         assert not (tmp_path / "out" / "completions").exists()
 
-    @pytest.mark.parametrize("critic_type", ["v", "q"])
-    def test_the_table_of_completions_has_the_advantages_that_teach(self, tmp_path, critic_type):
-        trainer = MAACTrainer(
+    @pytest.mark.parametrize(
+        ("config_class", "options"),
+        [
+            (MAACConfig, {"critic_type": "v"}),
+            (MAACConfig, {"critic_type": "q"}),
+            (IACConfig, {"use_separate_critic": False}),
+            (IACConfig, {"use_separate_critic": False, "advantage_level": "token"}),
+        ],
+        ids=["maac v", "maac q", "iac", "iac tokens"],
+    )
+    def test_the_table_of_completions_has_the_advantages_that_teach(
+        self, tmp_path, monkeypatch, config_class, options
+    ):
+        """Where each token has an advantage of its own, their mean."""
+        trainer = TRAINERS[config_class](
             agents=[lm(0), lm(1)],
-            critic_model=lm(5),
             tokenizer=tok(),
             reward_func=word_reward,
-            args=team_args(MAACConfig, tmp_path, critic_type=critic_type, log_completions=True),
+            args=team_args(config_class, tmp_path, log_completions=True, **options),
             train_dataset=dataset(4),
+            **({"critic_model": lm(5)} if config_class is MAACConfig else {}),
         )
+        answers = [[5, 6, 2], [7, 2], [8, 9, 10, 2], [11, 2]]
+        stub_rollouts(monkeypatch, trainer, [answers, answers[::-1]])
         batches = record_batches(trainer)
         trainer.train()
         frame = pd.read_parquet(next((tmp_path / "completions").glob("*.parquet")))
-        for index in range(2):
+        for index, said in enumerate((answers, answers[::-1])):
             expected = batches[0][f"agent_{index}/advantages"].tolist()
+            if options.get("advantage_level") == "token":
+                expected = [sum(row[: len(ids)]) / len(ids) for row, ids in zip(expected, said, strict=True)]
             assert frame[f"agent_{index}/advantage"].tolist() == pytest.approx(expected, abs=1e-6)
+            assert any(expected)
 
     @pytest.mark.parametrize("shuffle", [True, False])
     def test_shuffle_dataset(self, build, shuffle):
@@ -698,19 +712,19 @@ def refused(tmp_path, config_class, options, *parts):
 class TestWhatDoesNotFit:
     """Options that contradict each other, or that could have no effect, are errors that name their values."""
 
-    @pytest.mark.parametrize("config_class", CRITIC_FREE)
     @pytest.mark.parametrize(
-        ("name", "choices"),
+        ("configs", "name", "choices"),
         [
-            ("turn_order", ("simultaneous", "sequential")),
-            ("rollout_mode", ("tree", "chain")),
-            ("advantage_mode", ("raw", "mean", "rloo", "max")),
-            ("advantage_groups", ("turn", "actor", "role")),
-            ("joint_mode", ("aligned", "cross")),
+            (CONFIGS, "turn_order", ("simultaneous", "sequential")),
+            (CONFIGS, "rollout_mode", ("tree", "chain")),
+            (CRITIC_FREE, "advantage_mode", ("raw", "mean", "rloo", "max")),
+            (CRITIC_FREE, "advantage_groups", ("turn", "actor", "role")),
+            (CRITIC_FREE, "joint_mode", ("aligned", "cross")),
         ],
     )
-    def test_another_word_than_the_choices(self, tmp_path, config_class, name, choices):
-        refused(tmp_path, config_class, {name: "other"}, f"{name}='other'", *map(repr, choices))
+    def test_another_word_than_the_choices(self, tmp_path, configs, name, choices):
+        for config_class in configs:
+            refused(tmp_path, config_class, {name: "other"}, f"{name}='other'", *map(repr, choices))
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -723,7 +737,7 @@ class TestWhatDoesNotFit:
             ("influence_steps", -1),
         ],
     )
-    @pytest.mark.parametrize("config_class", [MultiAgentConfig, MAGRPOConfig, MAREINFORCEConfig])
+    @pytest.mark.parametrize("config_class", [MultiAgentConfig, MAGRPOConfig, MAREINFORCEConfig, *CRITICS])
     def test_a_number_out_of_its_range(self, tmp_path, config_class, name, value):
         refused(tmp_path, config_class, {name: value}, f"{name}={value}", "expected")
 
@@ -746,7 +760,7 @@ class TestWhatDoesNotFit:
             ("early_termination_threshold", -math.inf),
         ],
     )
-    @pytest.mark.parametrize("config_class", [MultiAgentConfig, MAGRPOConfig])
+    @pytest.mark.parametrize("config_class", [MultiAgentConfig, MAGRPOConfig, *CRITICS])
     def test_what_is_no_number_of_its_kind(self, tmp_path, config_class, name, value):
         kind = "a whole number" if name in ("num_turns", "influence_steps") else "a number"
         refused(tmp_path, config_class, {name: value}, f"{name}={value!r}", f"expected {kind}")
@@ -769,7 +783,7 @@ class TestWhatDoesNotFit:
 
     @pytest.mark.parametrize("name", ["agent_names", "trainable_agents"])
     @pytest.mark.parametrize("value", ["planner", {"planner": True}, 2, True])
-    @pytest.mark.parametrize("config_class", [MAGRPOConfig, MAACConfig])
+    @pytest.mark.parametrize("config_class", [MAGRPOConfig, *CRITICS])
     def test_one_value_where_each_actor_has_its_own(self, tmp_path, config_class, name, value):
         refused(tmp_path, config_class, {name: value}, f"{name}={value!r}", "a list with one entry for each actor")
 
@@ -813,11 +827,12 @@ class TestWhatDoesNotFit:
     def test_names_that_only_begin_like_one_are_fine(self, tmp_path, names):
         assert MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, agent_names=names).agent_names == names
 
-    def test_sequential_turns_whose_prompts_are_passed_through(self, tmp_path):
+    @pytest.mark.parametrize("config_class", [MAGRPOConfig, *CRITICS])
+    def test_sequential_turns_whose_prompts_are_passed_through(self, tmp_path, config_class):
         options = {"turn_order": "sequential", "external_prompt_passthrough": True}
         parts = "turn_order='sequential'", "external_prompt_passthrough=True"
-        refused(tmp_path, MAGRPOConfig, {**options, "num_turns": 2}, *parts)
-        MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, **options)  # in one turn a formatter runs
+        refused(tmp_path, config_class, {**options, "num_turns": 2}, *parts)
+        config_class(output_dir=str(tmp_path), use_cpu=True, **options)  # in one turn a formatter runs
 
     @pytest.mark.parametrize("config_class", [MultiAgentConfig, MAGRPOConfig])
     def test_several_turns_with_functions_that_are_normalised_one_by_one(self, tmp_path, config_class):
@@ -950,7 +965,11 @@ TRAINERS = {
     MAREINFORCEConfig: MAREINFORCETrainer,
     MARLOOConfig: MARLOOTrainer,
     MAReMaxConfig: MAReMaxTrainer,
+    MAACConfig: MAACTrainer,
+    IACConfig: IACTrainer,
 }
+# One of each family: what the team does for all of them
+EACH_FAMILY = pytest.mark.parametrize("config_class", [MAGRPOConfig, *CRITICS])
 
 
 def repeat(prompt, agent_completions, num_agents):
@@ -975,6 +994,8 @@ class TestOwnOptions:
         def build(config_class=MAGRPOConfig, kwargs=None, **options):
             kwargs = {"agents": [lm(0), lm(1)], "train_dataset": dataset(2), **(kwargs or {})}
             kwargs = {"tokenizer": tok(), "reward_func": word_reward, **kwargs}
+            if config_class in CRITICS:
+                kwargs.setdefault("critic_model", lm(5))
             if options.get("num_turns", 1) > 1:
                 kwargs.setdefault("external_transition", repeat)
             args = team_args(config_class, tmp_path / "out", shuffle_dataset=False, **options)
@@ -995,12 +1016,14 @@ class TestOwnOptions:
         size = len(values)
         return {"kwargs": kwargs, "num_generations": size, "per_device_train_batch_size": size, **options}
 
-    def test_num_agents(self, build):
-        trainer = build(kwargs={"agents": None, "agent_model": lm(0)}, num_agents=2)
+    @EACH_FAMILY
+    def test_num_agents(self, build, config_class):
+        trainer = build(config_class, kwargs={"agents": None, "agent_model": lm(0)}, num_agents=2)
         assert len(trainer.agents) == 2
 
-    def test_agent_names(self, build, tmp_path):
-        trainer = build(agent_names=["planner", "coder"], log_completions=True)
+    @EACH_FAMILY
+    def test_agent_names(self, build, config_class, tmp_path):
+        trainer = build(config_class, agent_names=["planner", "coder"], log_completions=True)
         trainer.train()
         entry = trainer.state.log_history[0]
         assert {"planner/grad_norm", "coder/completions/mean_length"} <= set(entry)
@@ -1010,15 +1033,20 @@ class TestOwnOptions:
         trainer.save_model()
         assert (tmp_path / "out" / "agent_1" / "config.json").is_file()
         with pytest.raises(ValueError, match="coder: .*NoneType"):
-            build(kwargs={"formatters": [lambda row: "w1", lambda row: None]}, agent_names=["planner", "coder"])
+            build(
+                config_class,
+                kwargs={"formatters": [lambda row: "w1", lambda row: None]},
+                agent_names=["planner", "coder"],
+            )
 
     @pytest.mark.parametrize("names", [["planner"], ["a", "b", "c"]])
     def test_agent_names_of_another_number(self, build, names):
         with pytest.raises(ValueError, match=f"agent_names.* {len(names)} entries.*expected 2"):
             build(agent_names=names)
 
-    def test_trainable_agents(self, build):
-        trainer = build(trainable_agents=[False, True])
+    @EACH_FAMILY
+    def test_trainable_agents(self, build, config_class):
+        trainer = build(config_class, trainable_agents=[False, True])
         before = [parameters(actor) for actor in trainer.agents]
         trainer.train()
         moved = [not torch.equal(parameters(a), old) for a, old in zip(trainer.agents, before, strict=True)]
@@ -1029,58 +1057,65 @@ class TestOwnOptions:
         with pytest.raises(ValueError, match="trainable"):
             build(trainable_agents=trainable)
 
-    def test_num_turns(self, build):
+    @EACH_FAMILY
+    def test_num_turns(self, build, config_class):
         seen = []
 
         def reward(first, second, turn):
             seen.append(turn)
             return word_reward(first, second)
 
-        trainer = build(kwargs={"reward_func": reward}, num_turns=3)
+        trainer = build(config_class, kwargs={"reward_func": reward}, num_turns=3)
         trainer.train()
         assert sorted(set(seen)) == [1, 2, 3]
         assert logged(trainer, "turn_3/reward_mean") and not logged(trainer, "turn_4/reward_mean")
 
-    def test_num_turns_without_an_environment(self, build):
+    @EACH_FAMILY
+    def test_num_turns_without_an_environment(self, build, config_class):
         with pytest.raises(ValueError, match="num_turns=2 needs `external_transition=`"):
-            build(kwargs={"external_transition": None}, num_turns=2)
+            build(config_class, kwargs={"external_transition": None}, num_turns=2)
 
-    def test_turn_order(self, build):
+    @EACH_FAMILY
+    def test_turn_order(self, build, config_class):
         heard = []
 
         def hearing(row, earlier_completions=None):
             heard.append(earlier_completions)
             return row["prompt"]
 
-        trainer = build(kwargs={"formatters": hearing}, turn_order="sequential")
+        trainer = build(config_class, kwargs={"formatters": hearing}, turn_order="sequential")
         heard.clear()  # what was tried at construction
         trainer.train()
         assert [len(texts) for texts in heard] == [0, 0, 1, 1, 1, 1]
         with pytest.raises(ValueError, match="agent_0 takes `earlier_completions`.*turn_order='simultaneous'"):
-            build(kwargs={"formatters": hearing})
+            build(config_class, kwargs={"formatters": hearing})
 
     def test_turn_order_sequential_where_nobody_hears(self, build):
         for formatters in (None, [lambda row, earlier_completions=None: "w1", lambda row: "w1"]):
             with pytest.raises(ValueError, match="turn_order='sequential'.*earlier_completions"):
                 build(kwargs={"formatters": formatters}, turn_order="sequential")
 
+    @EACH_FAMILY
     @pytest.mark.parametrize(("mode", "env_steps"), [("tree", 4 + 8 + 16), ("chain", 4 + 4 + 4)])
-    def test_rollout_mode(self, build, mode, env_steps):
-        trainer = build(num_turns=3, rollout_mode=mode)
+    def test_rollout_mode(self, build, config_class, mode, env_steps):
+        trainer = build(config_class, num_turns=3, rollout_mode=mode)
         trainer.train()
         assert logged(trainer, "env_step")[0] == env_steps
 
+    @EACH_FAMILY
     @pytest.mark.parametrize(("discount", "expected"), [(1.0, 1 + 4 + 16), (0.5, 1 + 2 + 4), (0.0, 1)])
-    def test_discount(self, build, discount, expected):
-        trainer = build(kwargs={"reward_func": by_turn(1.0, 4.0, 16.0)}, num_turns=3, discount=discount)
+    def test_discount(self, build, config_class, discount, expected):
+        trainer = build(config_class, kwargs={"reward_func": by_turn(1.0, 4.0, 16.0)}, num_turns=3, discount=discount)
         trainer.train()
         assert logged(trainer, "turn_1/expected_return") == [expected]
         assert logged(trainer, "turn_2/expected_return") == [4 + discount * 16]
         assert [logged(trainer, f"turn_{k}/reward_mean") for k in (1, 2, 3)] == [[1.0], [4.0], [16.0]]
 
+    @EACH_FAMILY
     @pytest.mark.parametrize(("threshold", "env_steps"), [(None, 12), (3.0, 12), (2.9, 8), (1.0, 8), (0.9, 4)])
-    def test_early_termination_threshold(self, build, threshold, env_steps):
+    def test_early_termination_threshold(self, build, config_class, threshold, env_steps):
         trainer = build(
+            config_class,
             kwargs={"reward_func": by_turn(1.0, 3.0, 0.0)},
             num_turns=3,
             rollout_mode="chain",
@@ -1089,9 +1124,11 @@ class TestOwnOptions:
         trainer.train()
         assert logged(trainer, "env_step")[0] == env_steps
 
+    @EACH_FAMILY
     @pytest.mark.parametrize("passthrough", [True, False])
-    def test_external_prompt_passthrough(self, build, passthrough, tmp_path):
+    def test_external_prompt_passthrough(self, build, config_class, passthrough, tmp_path):
         trainer = build(
+            config_class,
             kwargs={
                 "formatters": lambda row: f"{row['prompt']} w9",
                 "external_transition": lambda prompt, agent_completions, num_agents: ["w5", "w6"],
@@ -1107,8 +1144,9 @@ class TestOwnOptions:
         assert set(second["agent_1/prompt"]) == {"w6" if passthrough else "w6 w9"}
         assert all(frame[frame["turn"] == 1]["agent_0/prompt"].str.endswith(" w9"))
 
+    @EACH_FAMILY
     @pytest.mark.parametrize(("steps", "measured"), [(0, 0), (50, 1), (3, 2), (1, 4)])
-    def test_influence_steps(self, build, steps, measured):
+    def test_influence_steps(self, build, config_class, steps, measured):
         """Both actors are seen to act in the first batch, so that only every k-th one is measured."""
         calls = []
 
@@ -1116,22 +1154,23 @@ class TestOwnOptions:
             calls.append(1)
             return word_reward(first, second)
 
-        trainer = build(kwargs={"reward_func": reward}, influence_steps=steps, max_steps=4)
+        trainer = build(config_class, kwargs={"reward_func": reward}, influence_steps=steps, max_steps=4)
         trainer.train()
         assert len(calls) == 4 * 2 + measured * 2 * 2  # one for each prompt; measured, one for each prompt and actor
         for name in ("agent_0", "agent_1"):
             shares = logged(trainer, f"{name}/reward_variance_share")
             assert len(shares) == measured and all(share > 0 for share in shares)
 
+    @EACH_FAMILY
     @pytest.mark.parametrize("batched", [True, False])
-    def test_batched_rewards(self, build, batched):
+    def test_batched_rewards(self, build, config_class, batched):
         sizes = []
 
         def reward(first, second):
             sizes.append(len(first))
             return [0.0] * len(first)
 
-        build(kwargs={"reward_func": reward}, batched_rewards=batched, influence_steps=0).train()
+        build(config_class, kwargs={"reward_func": reward}, batched_rewards=batched, influence_steps=0).train()
         assert sizes == ([4] if batched else [2, 2])
 
     @pytest.mark.parametrize(
