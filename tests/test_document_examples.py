@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import dataset, gpt2, llama, logged, tok, weights_hash, word_reward
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trl_multiagent import MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer, read_checkpoint_metadata
+from trl_multiagent import (
+    IACConfig,
+    IACTrainer,
+    MAACConfig,
+    MAACTrainer,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    read_checkpoint_metadata,
+)
 from trl_multiagent.agents.loading import load_tokenizer as from_pretrained
 
 
@@ -160,6 +168,116 @@ def test_a_custom_head_is_set_by_model_config(models):
     trainer.save_model("saved")
     with pytest.raises(ValueError, match=r"has the shapes .*\(5, 16\).* but this run asks for .*\(1, 16\)"):
         maac({**models, "7B": "saved/critic"})
+
+
+def test_independent_critics(models):
+    trainer = IACTrainer(
+        agent_model=None,
+        agents=[models["3B"], models["7B"]],
+        tokenizer=[
+            AutoTokenizer.from_pretrained(models["3B"]),
+            AutoTokenizer.from_pretrained(models["7B"]),
+        ],
+        critic_model=None,
+        critics=[models["3B"], models["7B"]],
+        reward_func=reward_func,
+        train_dataset=dataset(),
+        args=IACConfig(
+            num_agents=2,
+            num_turns=1,
+            use_separate_critic=True,
+            temperature=0.7,
+            top_p=0.9,
+            top_k=None,
+            **SHORT,
+        ),
+    )
+    assert [critic.config.model_type for critic in trainer.critics] == ["llama", "gpt2"]
+    before = [weights_hash(critic) for critic in trainer.critics]
+    trainer.train()
+    assert all(hash_ != weights_hash(critic) for hash_, critic in zip(before, trainer.critics, strict=True))
+
+
+def shared_iac(models, **options) -> IACTrainer:
+    return IACTrainer(
+        agent_model=None,
+        agents=[models["3B"], models["7B"]],
+        tokenizer=[
+            AutoTokenizer.from_pretrained(models["3B"]),
+            AutoTokenizer.from_pretrained(models["7B"]),
+        ],
+        critic_model=None,
+        critics=None,
+        reward_func=reward_func,
+        train_dataset=dataset(),
+        args=IACConfig(
+            num_agents=2,
+            num_turns=1,
+            use_separate_critic=False,
+            temperature=0.7,
+            top_p=0.9,
+            top_k=None,
+            **SHORT,
+            **options,
+        ),
+    )
+
+
+def test_actors_that_are_their_own_critics(models):
+    trainer = shared_iac(models)
+    assert len(trainer.critics) == 0
+    before = [weights_hash(agent.value_head) for agent in trainer.agents]
+    trainer.train()
+    assert all(hash_ != weights_hash(agent.value_head) for hash_, agent in zip(before, trainer.agents, strict=True))
+
+
+@pytest.mark.parametrize("use_separate_critic", [True, False])
+def test_training_from_saved_independent_critics_and_their_value_heads(models, use_separate_critic):
+    agents = [models["3B"], models["7B"]]
+    args = IACConfig(num_agents=2, use_separate_critic=use_separate_critic, learning_rate=1e-3, **SHORT)
+    critic = models["3B"] if use_separate_critic else None
+    trainer = IACTrainer(
+        agents=agents, critic_model=critic, reward_func=reward_func, train_dataset=dataset(), args=args
+    )
+    trainer.train()
+    saved_dir = Path("./saved-models/iac-run-1")
+    trainer.save_model(saved_dir)
+    actor_dirs = [str(saved_dir / f"agent_{i}") for i in range(2)]
+    critic_dirs = [str(saved_dir / f"agent_{i}" / "critic") for i in range(2)] if use_separate_critic else None
+
+    continued_iac = IACTrainer(
+        agents=actor_dirs,
+        tokenizer=[AutoTokenizer.from_pretrained(path) for path in actor_dirs],
+        critics=critic_dirs,
+        reward_func=reward_func,
+        train_dataset=dataset(),
+        args=IACConfig(num_agents=2, num_train_epochs=3, use_separate_critic=use_separate_critic, **SHORT),
+    )
+    for i, path in enumerate(critic_dirs or actor_dirs):
+        owner = continued_iac.critics[i] if use_separate_critic else continued_iac.agents[i]
+        assert weights_hash(continued_iac.model) == weights_hash(trainer.model)  # it was restored by itself
+        owner.value_head.load_state_dict(
+            torch.load(Path(path) / "value_head.pt", map_location="cpu", weights_only=True)
+        )
+    assert weights_hash(continued_iac.model) == weights_hash(trainer.model)
+    continued_iac.train()
+    continued_iac.save_model("./saved-models/iac-run-2")
+
+
+@pytest.mark.parametrize(
+    ("use_separate_critic", "width"), [(True, "critic_value_head_hidden_dim"), (False, "value_head_hidden_dim")]
+)
+def test_saved_heads_of_independent_critics_need_their_width(models, use_separate_critic, width):
+    args = IACConfig(num_agents=2, use_separate_critic=use_separate_critic, max_steps=1, **{width: 5}, **SHORT)
+    rest = dict(reward_func=reward_func, train_dataset=dataset())
+    critic = models["3B"] if use_separate_critic else None
+    trainer = IACTrainer(agent_model=models["3B"], critic_model=critic, args=args, **rest)
+    trainer.save_model("saved")
+    directories = ["saved/agent_0", "saved/agent_1"]
+    critics = [f"{directory}/critic" for directory in directories] if use_separate_critic else None
+    args = IACConfig(num_agents=2, use_separate_critic=use_separate_critic, **SHORT)
+    with pytest.raises(ValueError, match=rf"\(5, 24\).* but this run asks for .*\(1, 24\).*`{width}`"):
+        IACTrainer(agents=directories, critics=critics, args=args, **rest)
 
 
 def test_one_run_in_two_parts(models, monkeypatch):
