@@ -450,18 +450,20 @@ def test_value_normalization_counts_values_and_errors_in_units_of_the_returns_de
 
 @ALL_KINDS
 def test_value_normalization_counts_the_clipping_interval_in_units_too(kind, build, monkeypatch):
+    """A network that says 0.1 when it is sampled and 0.5 when it learns, which is held back at 0.1 + 0.2."""
     trainer = build(kind, **one_prompt(value_normalization=True, value_clip_range=0.2))
     for head in heads(trainer):
 
         def network(hidden, bias=head.net[-1].bias):
-            return (0.5 if torch.is_grad_enabled() else 0.0) + bias + torch.zeros(*hidden.shape[:-1], 1)
+            return (0.5 if torch.is_grad_enabled() else 0.1) + bias + torch.zeros(*hidden.shape[:-1], 1)
 
         head.net.forward = network
-    run(monkeypatch, trainer)
+    batch = run(monkeypatch, trainer)[0]
     units = [(reward - 3) / 3.5**0.5 for reward in REWARDS]
-    expected = statistics.fmean(max((0.5 - unit) ** 2, (0.2 - unit) ** 2) for unit in units)
-    for _, metric in valuations(kind):
+    expected = statistics.fmean(max((0.5 - unit) ** 2, (0.3 - unit) ** 2) for unit in units)
+    for name, metric in valuations(kind):
         assert logged(trainer, f"{metric}/loss") == [pytest.approx(expected)]
+        assert batch[f"{name}/old_values"].flatten().tolist() == pytest.approx([3 + 0.1 * 3.5**0.5] * 4)
 
 
 @pytest.mark.parametrize("kind", ["maac q", "iac separate", "iac separate q"])
