@@ -374,22 +374,24 @@ def test_value_loss_coef_scales_the_critics_gradient_and_no_other(kind, build):
 
 @ALL_KINDS
 @pytest.mark.parametrize(
-    ("clip", "loss", "slope"),
+    ("clip", "value", "loss", "slope"),
     [
         # Errors of 2.5 for the rewards 1, 2, 3, 6
-        (None, (2.25 + 0.25 + 0.25 + 12.25) / 4, 2 * (1.5 + 0.5 - 0.5 - 3.5) / 4),
-        (0.5, (2.25 + 0.25 + 0.25 + 12.25) / 4, 2 * (1.5 + 0.5 - 0.5 - 3.5) / 4),
+        (None, 2.5, (2.25 + 0.25 + 0.25 + 12.25) / 4, 2 * (1.5 + 0.5 - 0.5 - 3.5) / 4),
+        (0.5, 2.5, (2.25 + 0.25 + 0.25 + 12.25) / 4, 2 * (1.5 + 0.5 - 0.5 - 3.5) / 4),
         # Held back at 2.25 they are 1.5625, 0.0625, 0.5625, 14.0625; the larger one counts, and what is held back has
         # no slope
-        (0.25, (2.25 + 0.25 + 0.5625 + 14.0625) / 4, 2 * (1.5 + 0.5) / 4),
+        (0.25, 2.5, (2.25 + 0.25 + 0.5625 + 14.0625) / 4, 2 * (1.5 + 0.5) / 4),
+        # Errors of 1.5; held back at 1.75 they are 0.5625, 0.0625, 1.5625, 18.0625
+        (0.25, 1.5, (0.5625 + 0.25 + 2.25 + 20.25) / 4, 2 * (-0.5 - 1.5 - 4.5) / 4),
     ],
 )
-def test_value_clip_range_holds_values_near_those_at_sampling(kind, clip, loss, slope, build, monkeypatch):
+def test_value_clip_range_holds_values_near_those_at_sampling(kind, clip, value, loss, slope, build, monkeypatch):
     recorder = RecordGradients()
     options = one_prompt(value_clip_range=clip, value_loss_coef=0.25, max_grad_norm=0.0)
     options["kwargs"]["callbacks"] = [recorder]
     trainer = build(kind, **options)
-    fix_values(trainer, 2.0, in_training=2.5)
+    fix_values(trainer, 2.0, in_training=value)
     run(monkeypatch, trainer)
     for entity, metric in valuations(kind):
         assert logged(trainer, f"{metric}/loss") == [pytest.approx(loss)]
