@@ -26,7 +26,7 @@ class ValueHeadExportCallback(TrainerCallback):
         output_dir (`str` or path, *optional*):
             Parent directory. Default: `value_heads` in the trainer's `output_dir`.
         export_steps (`int`, *optional*):
-            Every how many optimizer steps. Default: whenever a checkpoint is saved, and at the end.
+            Every how many optimizer steps. Default: whenever `save_strategy` saves a checkpoint, and at the end.
 
     Raises:
         ValueError: `export_steps` is below 1, or, when training begins, the trainer's model has no value head.
@@ -48,11 +48,12 @@ class ValueHeadExportCallback(TrainerCallback):
         self._exported_step = -1
 
     def on_step_end(self, args, state, control, model=None, **kwargs) -> None:
-        if self.export_steps is not None and state.global_step % self.export_steps == 0:
+        due = self.export_steps is not None and state.global_step % self.export_steps == 0
+        if due or control.should_training_stop:  # now: at the end of training the best model may be in its place
             self._export(args, state, model)
 
     def on_save(self, args, state, control, model=None, **kwargs) -> None:
-        if self.export_steps is None:
+        if self.export_steps is None or control.should_training_stop:
             self._export(args, state, model)
 
     def on_train_end(self, args, state, control, model=None, **kwargs) -> None:
