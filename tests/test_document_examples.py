@@ -362,6 +362,24 @@ def test_the_saved_run_is_not_continued_where_settings_name_another(models):
     assert identity is None and wandb_config == {"project": "p"}
 
 
+def test_the_examples_of_actors_and_critics_run(models):
+    text = (Path(__file__).parents[1] / "docs" / "actor_critic.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
+    for written, stand_in in (
+        ("Qwen/Qwen2.5-0.5B-Instruct", models["3B"]),
+        ("Qwen/Qwen2.5-1.5B-Instruct", models["7B"]),
+        ("HuggingFaceTB/SmolLM2-360M-Instruct", models["1.5B"]),
+        ("num_generations=", "max_completion_length=4, num_generations="),
+    ):
+        assert written in code
+        code = code.replace(written, stand_in)
+    names = {"torch": torch, "directory": Path("outputs/maac")}
+    exec(compile(code, "actor_critic.md", "exec"), names)
+    heads = ["maac/critic", "iac/agent_0/critic", "iac/agent_1/critic", "ppo/agent_0", "ppo/agent_1"]
+    assert all((Path("outputs") / head / "value_head.pt").is_file() for head in heads)
+    assert names["trainer"].args.output_dir == "outputs/next"
+
+
 def test_the_readme_example_runs(models):
     text = (Path(__file__).parents[1] / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.S)

@@ -60,7 +60,10 @@ def resolve_peft_configs(peft_config: Any, num_agents: int, name: str = "peft_co
     """One adapter config for each actor, from one for all or a list."""
     configs = list(peft_config) if isinstance(peft_config, (list, tuple)) else [peft_config] * num_agents
     if len(configs) != num_agents:
-        raise ValueError(f"`{name}` has {len(configs)} entries, expected {num_agents}.")
+        raise ValueError(
+            f"`{name}` has {len(configs)} entries, expected {num_agents}, one for each actor. For equal adapters pass "
+            "one config."
+        )
     # PEFT writes the base model's name into the config, so no two actors may share one
     return [copy.deepcopy(config) for config in configs]
 

@@ -30,6 +30,10 @@ from .loading import (
 
 logger = logging.getLogger(__name__)
 
+_OTHER_CRITICS = (
+    "Use a critic of the actor's vocabulary, `use_separate_critic=False`, or `MAACTrainer`, whose critic reads text."
+)
+
 
 def load_critic(
     name: str, source: ModelLike, hidden_dim: int | None, args: GRPOConfig, peft_config: Any = None
@@ -58,12 +62,18 @@ def load_critic(
     backbone = open_adapter(source, args)
     if isinstance(backbone, str):
         backbone = create_model_from_path(backbone, AutoModelForCausalLM, **init_kwargs(args))
+        saved_as = (backbone.config.architectures or [""])[0]
+        if saved_as.endswith("ForSequenceClassification"):
+            raise ValueError(
+                f"{name}: {source} is a {saved_as}, whose score would be lost: a critic is a causal language model "
+                "that gets a value head. Pass the model it was trained from."
+            )
     _check_readable(name, backbone)
     if peft_config is not None:
         backbone = _add_adapter(name, backbone, peft_config)
     if args.disable_dropout:
         disable_dropout(backbone)
-    with _own_draw(args):
+    with _seeded(args):
         critic = ValueModel(backbone, hidden_dim, args.critic_type, getattr(torch, args.value_head_dtype))
     _restore_head(name, critic.value_head, identifier(source), args)
     return critic
@@ -78,7 +88,7 @@ def add_value_head(name: str, actor: nn.Module, source: ModelLike, hidden_dim: i
     _check_readable(name, actor)
     for config in getattr(actor, "peft_config", {}).values():
         _check_adapter(name, config)
-    with _own_draw(args):
+    with _seeded(args):
         dtype = getattr(torch, args.value_head_dtype)
         actor.value_head = ValueHead(hidden_width(actor), hidden_dim, args.critic_type, dtype)
     _restore_head(name, actor.value_head, identifier(source), args)
@@ -127,8 +137,7 @@ def check_reads_ids_of(
     if len(tokenizer) > rows:
         raise ValueError(
             f"{name} reads the token ids of {actor_name}, whose tokenizer has {len(tokenizer)} tokens, but it embeds "
-            f"only {rows}. Use a critic of the actor's vocabulary, `use_separate_critic=False`, or `MAACTrainer`, "
-            f"whose critic reads text."
+            f"only {rows}. {_OTHER_CRITICS}"
         )
     home = identifier(source)
     if not _has_tokenizer(home, args):
@@ -139,14 +148,13 @@ def check_reads_ids_of(
         token, number = min(other, key=lambda pair: pair[1])
         raise ValueError(
             f"{name} reads the token ids of {actor_name}, but {len(other)} of them stand for other tokens in the "
-            f"tokenizer of {home}: {number} is {token!r} for the actor and {own[number]!r} for the critic. Use a "
-            f"critic of the actor's vocabulary, `use_separate_critic=False`, or `MAACTrainer`, whose critic reads "
-            "text."
+            f"tokenizer of {home}: {number} is {token!r} for the actor and {own[number]!r} for the critic. "
+            f"{_OTHER_CRITICS}"
         )
 
 
 @contextlib.contextmanager
-def _own_draw(args: GRPOConfig) -> Iterator[None]:
+def _seeded(args: GRPOConfig) -> Iterator[None]:
     """Inside, a head's weights are drawn that do not depend on what was built before it."""
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)
@@ -181,8 +189,10 @@ def _reads_both_ways(language_model: nn.Module) -> bool:
 
 
 def _add_adapter(name: str, backbone: nn.Module, peft_config: Any) -> nn.Module:
-    from peft import get_peft_model
+    from peft import PeftConfig, get_peft_model
 
+    if not isinstance(peft_config, PeftConfig):
+        raise TypeError(f"{name}: `critic_peft_config` must be a PeftConfig, got {type(peft_config).__name__}.")
     if hasattr(backbone, "get_base_model"):
         raise ValueError(f"{name} has an adapter already, and gets `critic_peft_config` too. Pass one of them.")
     _check_adapter(name, peft_config)
@@ -224,3 +234,12 @@ def _restore_head(name: str, head: ValueHead, source: str, args: GRPOConfig) -> 
     if found is not None:
         load_value_head(head, os.path.dirname(found))
         logger.warning("%s: restored the value head from %s.", name, os.path.join(source, VALUE_HEAD_FILE))
+        if head.moments.count and not args.value_normalization:
+            logger.warning(
+                "%s: its value head was trained with value_normalization=True (returns of mean %g and standard "
+                "deviation %g). Here it is off: errors are in the rewards' units, and the moments stay. Set "
+                "value_normalization=True to go on as before.",
+                name,
+                head.moments.mean,
+                head.moments.std,
+            )

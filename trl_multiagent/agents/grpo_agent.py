@@ -212,8 +212,9 @@ class GRPOAgent(GRPOTrainer):
                 inputs = self._generate_and_score_completions([{"prompt": prompt} for prompt in padded])
         finally:
             self.num_generations, self.num_generations_eval = generations
-        if not grouped:
+        if not grouped or self.num_generations == 1:  # a group of one has no deviation
             self._metrics[self._mode].pop("frac_reward_zero_std")
+        if not grouped:
             self._restate_lengths()
         return inputs
 

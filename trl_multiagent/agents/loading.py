@@ -3,7 +3,9 @@
 
 import copy
 import logging
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,7 +51,11 @@ def identifier(model: ModelLike) -> str:
 
 
 def resolve_models(
-    kind: str, model: ModelLike | None, models: Sequence[ModelLike] | None, count: int | None
+    kind: str,
+    model: ModelLike | os.PathLike | None,
+    models: Sequence[ModelLike | os.PathLike] | None,
+    count: int | None,
+    hint: str = "",
 ) -> list[ModelLike]:
     """
     The models of a team, from the shortcut for equal ones (`agent_model`) or the list (`agents`).
@@ -63,15 +69,20 @@ def resolve_models(
             One source for each.
         count (`int`, *optional*):
             How many there must be. `None` takes the list's length.
+        hint (`str`, *optional*):
+            What to do where the number is wrong.
 
     Raises:
-        ValueError: neither is given, the length is wrong, both are given and name different models, or two entries are
-            the same object or share weights.
+        ValueError: neither is given, the length is wrong, both are given and name different models, or a path leads to
+            no model.
+        TypeError: something else than a hub id, a directory or a model is given.
     """
     if isinstance(models, str) or (models is not None and not isinstance(models, Sequence)):
         raise ValueError(
             f"`{kind}s` must be a list of models, got {type(models).__name__}. For one, pass a list of one."
         )
+    if model is not None:
+        model = _checked_source(f"`{kind}_model`", model)
     if models is None:
         if model is None:
             raise ValueError(f"No {kind} was given. Pass `{kind}_model` (one for all) or `{kind}s` (a list).")
@@ -80,15 +91,37 @@ def resolve_models(
         return (
             [model] * count if isinstance(model, str) else [model, *(copy.deepcopy(model) for _ in range(count - 1))]
         )
-    models = list(models)
+    models = [_checked_source(f"`{kind}s[{index}]`", source) for index, source in enumerate(models)]
     if not models or (count is not None and len(models) != count):
-        raise ValueError(f"`{kind}s` has {len(models)} entries, expected {count or 'at least 1'}.")
+        raise ValueError(f"`{kind}s` has {len(models)} entries, expected {count or 'at least 1'}. {hint}".rstrip())
     if model is not None and not all(_is_same(entry, model) for entry in models):
         raise ValueError(
-            f"`{kind}_model` is {identifier(model)!r}, but `{kind}s` names {[identifier(m) for m in models]}. "
-            f"Together they must name the same models; pass one of them."
+            f"`{kind}_model` is {_shown(model)}, but `{kind}s` names [{', '.join(map(_shown, models))}]. Together "
+            "they must name the same models; pass one of them."
         )
     return models
+
+
+def _checked_source(name: str, source: Any) -> ModelLike:
+    """A source as it is given, a path as text; an error for what can be no model."""
+    source = os.fspath(source) if isinstance(source, os.PathLike) else source
+    if not isinstance(source, (str, nn.Module)):
+        raise TypeError(f"{name} must be a hub id, a directory or a loaded model, got {type(source).__name__}.")
+    if not isinstance(source, str):
+        return source
+    if not os.path.isdir(source) and (source.count("/") > 1 or source.startswith((".", "/", "~"))):
+        raise ValueError(f"{name}: there is no directory {source!r}.")
+    if os.path.isdir(os.path.join(source, "agent_0")) and not os.path.isfile(os.path.join(source, "config.json")):
+        raise ValueError(f"{name}: {source!r} is the export of a team. Pass one of its models: {_models_in(source)}.")
+    return source
+
+
+def _models_in(export: str) -> str:
+    return ", ".join(sorted(str(path.parent) for path in Path(export).glob("**/config.json")))
+
+
+def _shown(model: ModelLike) -> str:
+    return repr(identifier(model)) if identifier(model) else f"a loaded {type(model).__name__}"
 
 
 def _is_same(first: ModelLike, second: ModelLike) -> bool:
@@ -103,7 +136,8 @@ def check_independent(models: dict[str, nn.Module]) -> None:
             if owner.setdefault(parameter, name) != name:
                 raise ValueError(
                     f"{owner[parameter]} and {name} share weights. Each must be a model of its own: pass copies "
-                    f"(`copy.deepcopy(model)`), identifiers, or `agent_model` with `num_agents` for equal actors."
+                    f"(`copy.deepcopy(model)`), identifiers, or for equal ones `agent_model` with `num_agents`, or "
+                    f"`critic_model`."
                 )
 
 

@@ -224,12 +224,16 @@ def load_team(team: MultiAgentModel, directory: str | os.PathLike, trust_remote_
     Load the entities of an export into a team of the same architectures, in place: ties and optimizer references hold.
 
     Raises:
-        FileNotFoundError: an entity's directory is missing; nothing is loaded then.
+        FileNotFoundError: an entity's directory or its value head is missing; nothing is loaded then.
     """
     entities = [(Path(directory) / name, module) for name, module in entity_directories(team)]
-    missing = [str(path) for path, _ in entities if not path.is_dir()]
+    needed = [path / VALUE_HEAD_FILE if "value_head" in module._modules else path for path, module in entities]
+    missing = [str(path) for path in needed if not path.exists()]
     if missing:
-        raise FileNotFoundError(f"{directory} holds no complete team: {', '.join(missing)} missing.")
+        raise FileNotFoundError(
+            f"{directory} holds no complete team of this kind: {', '.join(missing)} missing. Resume with the kind of "
+            "trainer that wrote it."
+        )
     for path, module in entities:
         model = module.backbone if isinstance(module, ValueModel) else module
         if hasattr(model, "get_base_model"):

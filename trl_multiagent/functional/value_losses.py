@@ -16,8 +16,8 @@ def value_loss(
     scale: float = 1.0,
 ) -> torch.Tensor:
     """
-    Mean squared error of the values, clipped around the values at sampling time if asked (Schulman et al. 2017, as in
-    OpenAI's PPO): `mean(max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2))`.
+    Mean squared error of the values, clipped around the values at sampling time if asked:
+    `mean(max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2))`, as in OpenAI's PPO without its factor 0.5.
 
     Args:
         values (`torch.Tensor` of shape `(...)`):

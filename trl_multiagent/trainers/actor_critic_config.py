@@ -35,7 +35,8 @@ class ActorCriticConfig(MultiAgentConfig):
         advantage_normalization (`bool`, *optional*, defaults to `True`):
             Whether advantages are brought to mean 0 and standard deviation 1 over each generation batch.
         value_loss_coef (`float`, *optional*, defaults to `0.5`):
-            Weight of the mean squared value error in the loss.
+            Weight of the mean squared value error in the loss. (There is no further factor 0.5, as in OpenAI's PPO
+            and TRL's, whose `vf_coef` is twice this.)
         value_clip_range (`float`, *optional*):
             How far a value may move from the one at sampling time before its error is clipped. `None`: no clipping.
         value_normalization (`bool`, *optional*, defaults to `False`):
@@ -46,7 +47,8 @@ class ActorCriticConfig(MultiAgentConfig):
             a term of the loss. A central critic's reward is reduced by those of all actors.
 
     > [!NOTE]
-    > `num_generations` may be 1: the critic is the baseline.
+    > `num_generations` may be 1: the value of the history is the baseline. With `critic_type="q"` take 2 or more: the
+    > baseline is the mean value of the context's other samples, and without any that of other contexts.
     """
 
     _refused: ClassVar[dict[str, str]] = {
@@ -126,6 +128,11 @@ class ActorCriticConfig(MultiAgentConfig):
                 f"advantage_normalization=True compares the advantages of a generation batch, but there is one in "
                 f"each (per_device_train_batch_size={self.per_device_train_batch_size}, "
                 f"steps_per_generation={self.steps_per_generation}). Raise one of them, or turn it off."
+            )
+        if self.critic_type == "q" and self.generation_batch_size == 1:
+            raise ValueError(
+                "critic_type='q' takes the mean value of the other samples as the baseline, but a generation batch "
+                "has one sample. Raise num_generations or per_device_train_batch_size, or set critic_type='v'."
             )
         if self.kl_in_reward and not self.beta:
             raise ValueError(f"kl_in_reward=True needs its coefficient, but beta={self.beta}. Set `beta` above 0.")

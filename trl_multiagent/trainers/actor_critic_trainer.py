@@ -16,6 +16,7 @@ from ..agents.grpo_agent import trained_tokens
 from ..functional.advantages import explained_variance, leave_one_out_mean, normalize_advantages
 from ..functional.gae import gae_over_turns
 from ..functional.groups import from_groups, group_table, to_groups
+from ..functional.masking import masked_mean
 from ..functional.value_losses import value_loss
 from ..models.critic import is_own_critic, read_values
 from ..models.team import MultiAgentModel
@@ -33,13 +34,13 @@ class Valuation:
 
     Attributes:
         name (`str`): prefix of its inputs in a flat batch.
-        shown_name (`str`): prefix of its metrics.
+        metric_prefix (`str`): prefix of its metrics.
         agent (`int`, *optional*): the actor whose reward is predicted; `None` for the team's.
         learners (tuple of `int`): the actors that get the advantages.
     """
 
     name: str
-    shown_name: str
+    metric_prefix: str
     agent: int | None
     learners: tuple[int, ...]
 
@@ -79,18 +80,18 @@ class ActorCriticTrainer(MultiAgentTrainer):
         return self.args.kl_in_reward
 
     def _valuations(self) -> list[Valuation]:
-        raise AssertionError("a trainer with critics says what they value")
+        raise NotImplementedError(f"{type(self).__name__} must define `_valuations`: what is valued.")
 
     def _reading(self, batch: JointBatch, valuation: Valuation) -> dict[str, torch.Tensor]:
         """
         What a critic reads in the rows of this process: `input_ids` and `attention_mask` of shape `(R, L)`, padded on
         the right, and `positions` of shape `(R,)` or `(R, K)`, where values are read.
         """
-        raise AssertionError("a trainer with critics says what they read")
+        raise NotImplementedError(f"{type(self).__name__} must define `_reading`: what a critic reads.")
 
     def _critic_of(self, team: MultiAgentModel, valuation: Valuation) -> nn.Module:
         """The critic, a [`ValueModel`], or an actor that is its own."""
-        raise AssertionError("a trainer with critics says where they are")
+        raise NotImplementedError(f"{type(self).__name__} must define `_critic_of`: who reads it.")
 
     # Credit
 
@@ -130,25 +131,25 @@ class ActorCriticTrainer(MultiAgentTrainer):
         reading = self._reading(batch, valuation)
         own_values = self._values_at_sampling(valuation, reading)  # (R,)
         values = batch.from_rows(self.accelerator.gather(own_values))  # (S,) for each turn
-        rewards = self._penalized(self._rewards(batch, valuation), batch, valuation, log_ratios)
+        rewards = self._apply_kl_penalty(self._rewards(batch, valuation), batch, valuation, log_ratios)
         parents = [turn.parents.to(value.device) for turn, value in zip(batch.turns, values, strict=True)]
         discount, gae_lambda = self.args.discount, self.args.gae_lambda
         advantages, targets = gae_over_turns(rewards, values, parents, discount, gae_lambda)
-        _, returns = gae_over_turns(rewards, values, parents, discount, 1.0)
+        _, returns = gae_over_turns(rewards, values, parents, discount, 1.0)  # for the log
         if self.args.critic_type == "q":
             baselines = [_mean_of_others(turn, value) for turn, value in zip(batch.turns, values, strict=True)]
             advantages = [target - baseline for target, baseline in zip(targets, baselines, strict=True)]
         flat = self._normalized(torch.cat(advantages))
         for agent in valuation.learners:
             batch.set_advantages(agent, flat.split([len(value) for value in values]))
-        self._note_values(batch.mode, valuation, torch.cat(values), torch.cat(returns))
+        self._log_values(batch.mode, valuation, torch.cat(values), torch.cat(returns))
         return ValueTargets(valuation, reading, own_values, batch.local(batch.to_rows(targets, padding=torch.nan)))
 
     def _rewards(self, batch: JointBatch, valuation: Valuation) -> list[torch.Tensor]:
         """The rewards that a valuation predicts, `(S,)` for each turn."""
         return [rewards[valuation.agent or 0] for rewards in batch.rewards]
 
-    def _penalized(
+    def _apply_kl_penalty(
         self,
         rewards: list[torch.Tensor],
         batch: JointBatch,
@@ -171,15 +172,16 @@ class ActorCriticTrainer(MultiAgentTrainer):
             advantages = normalize_advantages(advantages, ~advantages.isnan())
         return advantages.nan_to_num(nan=0.0)
 
-    def _note_values(self, mode: str, valuation: Valuation, values: torch.Tensor, returns: torch.Tensor) -> None:
+    def _log_values(self, mode: str, valuation: Valuation, values: torch.Tensor, returns: torch.Tensor) -> None:
         """Measure values against the discounted returns, NaN where there is none; both of all processes."""
         known = ~returns.isnan()
         for name, value in {
             "value_mean": values[known].mean(),
+            "return_mean": returns[known].mean(),
             "value_error": (returns - values)[known].abs().mean(),
             "explained_variance": explained_variance(values, returns),
         }.items():
-            self._metrics.add(mode, f"{valuation.shown_name}/{name}", value.item())
+            self._metrics.add(mode, f"{valuation.metric_prefix}/{name}", value.item())
 
     # Values
 
@@ -261,6 +263,7 @@ class ActorCriticTrainer(MultiAgentTrainer):
     ) -> torch.Tensor:
         """Weighted value error of a micro-batch, scaled for gradient accumulation."""
         head = self._critic_of(team, valuation).value_head
+        scale = head.moments.std if self.args.value_normalization else 1.0
         # Parts of a batch may miss different numbers of rewards; dividing by the expected number makes the mean over
         # micro-batches and processes the loss of the whole batch
         loss = value_loss(
@@ -270,10 +273,15 @@ class ActorCriticTrainer(MultiAgentTrainer):
             inputs["old_values"],
             self.args.value_clip_range,
             num_targets=(inputs["targets_per_row"] * len(values)).clamp(min=1e-6),
-            scale=head.moments.std if self.args.value_normalization else 1.0,
+            scale=scale,
         )
+        measured = {"loss": loss.detach()}
+        if self.args.value_clip_range is not None:
+            moved = (values.detach() - inputs["old_values"]).abs() > self.args.value_clip_range * scale
+            measured["clip_ratio"] = masked_mean(moved.float(), inputs["valid"])
         mode = "train" if team.training else "eval"
-        self._metrics.add(mode, f"{valuation.shown_name}/loss", self.accelerator.gather(loss.detach()).mean().item())
+        for name, value in measured.items():
+            self._metrics.add(mode, f"{valuation.metric_prefix}/{name}", self.accelerator.gather(value).mean().item())
         accumulation = self.current_gradient_accumulation_steps if team.training else 1
         return self.args.value_loss_coef * loss / (accumulation * layout["num_splits"])
 

@@ -1,6 +1,7 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """One optimizer for a team, with parameter groups for each entity."""
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -9,6 +10,9 @@ from transformers import TrainerCallback
 
 from ..models.team import MultiAgentModel
 from ..placement.backends import states_by_group
+
+
+logger = logging.getLogger(__name__)
 
 
 def split_by_entity(
@@ -55,6 +59,14 @@ class WarmupEnd(TrainerCallback):
     def __init__(self, accelerator: Accelerator, num_steps: int):
         self.accelerator = accelerator
         self.num_steps = num_steps
+
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
+        if self.num_steps >= state.max_steps:
+            logger.warning(
+                "critic_warmup_steps=%d, but the run has %d steps: no actor learns in it. Lower it, or train longer.",
+                self.num_steps,
+                state.max_steps,
+            )
 
     def on_step_end(self, args, state, control, optimizer=None, **kwargs) -> None:
         if state.global_step != self.num_steps:

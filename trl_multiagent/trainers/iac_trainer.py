@@ -58,18 +58,37 @@ class IACTrainer(ActorCriticTrainer):
         critic_peft_config: Any = None,
         **kwargs,
     ):
-        self._given_critics = {"critic_model": critic_model, "critics": critics}
-        self._given_peft_config = critic_peft_config
+        if "critic_tokenizer" in kwargs:
+            raise TypeError(
+                "IACTrainer has no `critic_tokenizer`: its critics read their actors' token ids. For a critic of "
+                "another vocabulary use MAACTrainer."
+            )
+        self._critic_model = critic_model
+        self._critics = critics
+        self._critic_peft_config = critic_peft_config
         self._critic_sources: list[ModelLike] = []
         super().__init__(*args, **kwargs)
 
     def _resolve_critics(self, num_agents: int) -> None:
         if self.args.use_separate_critic:
-            self._critic_sources = resolve_models("critic", *self._given_critics.values(), num_agents)
-            self._critic_peft_configs = resolve_peft_configs(self._given_peft_config, num_agents, "critic_peft_config")
+            if self._critic_model is None and self._critics is None:
+                raise ValueError(
+                    "IACTrainer has use_separate_critic=True (its default), but no critic was given. Pass "
+                    f"`critic_model=` (each actor gets a copy) or `critics=` (one for each of the {num_agents} "
+                    "actors), or set use_separate_critic=False for a value head on each actor."
+                )
+            hint = "One for each actor; for equal critics pass `critic_model=`."
+            self._critic_sources = resolve_models("critic", self._critic_model, self._critics, num_agents, hint)
+            self._critic_peft_configs = resolve_peft_configs(
+                self._critic_peft_config, num_agents, "critic_peft_config"
+            )
             return
-        given = [name for name, value in self._given_critics.items() if value is not None]
-        given += [] if self._given_peft_config is None else ["critic_peft_config"]
+        options = {
+            "critic_model": self._critic_model,
+            "critics": self._critics,
+            "critic_peft_config": self._critic_peft_config,
+        }
+        given = [name for name, value in options.items() if value is not None]
         if given:
             raise ValueError(
                 f"use_separate_critic=False puts a value head on each actor's own backbone, but {' and '.join(given)} "
@@ -164,19 +183,18 @@ class IACTrainer(ActorCriticTrainer):
         values = self._values_at_sampling(valuation, reading)  # (R, T + 1)
         penalties = None if log_ratios is None else -self.args.beta * log_ratios[valuation.agent]
         tokens = trained_tokens(inputs)  # (R, T)
-        estimates = []
-        for gae_lambda in (self.args.gae_lambda, 1.0):
-            advantages = self._token_advantages(valuation, batch, values, tokens, penalties, gae_lambda)
-            estimates.append(advantages.masked_fill(~tokens, torch.nan))
+        estimates = {  # with lambda 1 for the returns in the log
+            gae_lambda: self._token_advantages(valuation, batch, values, tokens, penalties, gae_lambda)
+            for gae_lambda in {self.args.gae_lambda, 1.0}
+        }
+        estimates = {gae_lambda: value.masked_fill(~tokens, torch.nan) for gae_lambda, value in estimates.items()}
         values = values[:, :-1]
-        advantages, targets = estimates[0], estimates[0] + values
+        advantages, returns = estimates[self.args.gae_lambda], estimates[1.0] + values
         inputs["advantages"] = batch.local(self._normalized(self._gather_tokens(advantages)))[:, : tokens.size(1)]
-        self._note_values(
-            batch.mode, valuation, self._gather_tokens(values), self._gather_tokens(estimates[1] + values)
-        )
+        self._log_values(batch.mode, valuation, self._gather_tokens(values), self._gather_tokens(returns))
         # Nothing is learned from the value behind the last token
         reading = {**reading, **{name: reading[name][:, :-1] for name in ("positions", "offsets")}}
-        return ValueTargets(valuation, reading, values, targets)
+        return ValueTargets(valuation, reading, values, advantages + values)
 
     def _token_advantages(
         self,
@@ -194,11 +212,12 @@ class IACTrainer(ActorCriticTrainer):
         rewards = batch.local(batch.to_rows(self._rewards(batch, valuation), padding=0.0))
         advantages = torch.zeros_like(values[:, :-1])
         first_values = first_advantages = None
+        values_of_cut = self._values_of_cut(valuation, values)
         end = sum(len(turn.branches) for turn in batch.turns)
         for number in reversed(range(len(batch.turns))):
             turn = batch.turns[number]
             rows = slice(end - len(turn.branches), end)
-            next_values = self._values_of_cut(valuation, values)[rows]
+            next_values = values_of_cut[rows]
             next_advantages = torch.zeros_like(next_values)
             if first_values is not None and len(first_values):
                 later = batch.turns[number + 1]
@@ -252,19 +271,16 @@ class IACTrainer(ActorCriticTrainer):
             hidden = torch.cat(states)  # (B, P + T, H), prompts padded on the left
             positions = inputs[f"agent_{index}/prompt_ids"].size(1) - 1 + own["offsets"]
         values = values_at(actor.value_head, hidden, positions)
+        taught = bool(own["valid"].any())
+        self._note_taught(team, f"agent_{index}/value_head", taught)
+        self._note_taught(team, f"agent_{index}", taught and not self._warming_up(team))
         return [*losses, self._value_loss(team, valuation, own, values, layout)]
 
     def _critic_losses(
         self, team: MultiAgentModel, inputs: dict[str, Any], layout: dict[str, float]
     ) -> list[torch.Tensor]:
-        return super()._critic_losses(team, inputs, layout) if self.args.use_separate_critic else []
-
-    def _value_loss(self, team, valuation, inputs, values, layout) -> torch.Tensor:
-        taught = bool(inputs["valid"].any())
-        if self.args.use_separate_critic:
-            self._note_taught(team, valuation.name, taught)
-        else:
-            actor = f"agent_{valuation.agent}"
-            self._note_taught(team, f"{actor}/value_head", taught)
-            self._note_taught(team, actor, taught and not self._warming_up(team))
-        return super()._value_loss(team, valuation, inputs, values, layout)
+        if not self.args.use_separate_critic:
+            return []  # they come with those of the actors, of one forward pass
+        for valuation in self._valuations():
+            self._note_taught(team, valuation.name, bool(inputs[f"{valuation.name}/valid"].any()))
+        return super()._critic_losses(team, inputs, layout)

@@ -1,6 +1,7 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """Multi-agent actor-critic: one central critic for the team."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from ..rollouts.formatters import prompt_text
 from ..rollouts.interaction import Turn
 from .actor_critic_config import MAACConfig
 from .actor_critic_trainer import ActorCriticTrainer, Valuation
+
+
+logger = logging.getLogger(__name__)
 
 
 class MAACTrainer(ActorCriticTrainer):
@@ -60,10 +64,14 @@ class MAACTrainer(ActorCriticTrainer):
         model_config: dict[str, Any] | None = None,
         **kwargs,
     ):
-        self._critic_source = resolve_models("critic", critic_model, critics, 1)[0]
+        if critic_model is None and critics is None:
+            raise ValueError("MAACTrainer needs one central critic. Pass `critic_model=`.")
+        hint = "MAACTrainer has one critic for the team; for one each use IACTrainer."
+        self._critic_source = resolve_models("critic", critic_model, critics, 1, hint)[0]
         self._critic_tokenizer = critic_tokenizer
         self._critic_peft_config = critic_peft_config
         self._model_config = dict(model_config or {})
+        self._warned_of_length = False
         unknown = set(self._model_config) - {"critic_value_head_hidden_dim"}
         if unknown:
             raise ValueError(
@@ -152,10 +160,30 @@ class MAACTrainer(ActorCriticTrainer):
             texts, padding=True, truncation=limit is not None, max_length=limit, return_tensors="pt"
         ).to(self.accelerator.device)
         mask = encoded["attention_mask"]
+        if not self._warned_of_length and limit is not None and mask.size(1) == limit:
+            self._warn_of_length(texts, limit)
         return {"input_ids": encoded["input_ids"], "attention_mask": mask, "positions": mask.sum(dim=1) - 1}
 
-    def _value_loss(self, team, valuation, inputs, values, layout) -> torch.Tensor:
-        # Several predictions of one critic count as one
-        loss = super()._value_loss(team, valuation, inputs, values, layout) / len(self._valuations())
-        self._note_taught(team, "critic", bool(inputs["valid"].any()))
-        return loss
+    def _warn_of_length(self, texts: list[str], limit: int) -> None:
+        """Say once that texts are cut."""
+        lengths = [len(ids) for ids in self.critic_tokenizers[0](texts, verbose=False)["input_ids"]]
+        num_cut = sum(length > limit for length in lengths)
+        if num_cut:
+            self._warned_of_length = True
+            logger.warning(
+                "%d of %d texts for the critic have more than the %d tokens that it reads, the longest %d: they lose "
+                "their beginning, what the first actors were asked. Raise `critic_max_length`, take a critic with "
+                "more positions, or override `render_critic_input`.",
+                num_cut,
+                len(texts),
+                limit,
+                max(lengths),
+            )
+
+    def _critic_losses(
+        self, team: MultiAgentModel, inputs: dict[str, Any], layout: dict[str, float]
+    ) -> list[torch.Tensor]:
+        for valuation in self._valuations():
+            self._note_taught(team, "critic", bool(inputs[f"{valuation.name}/valid"].any()))
+        losses = super()._critic_losses(team, inputs, layout)
+        return [loss / len(losses) for loss in losses]  # several predictions of one critic count as one

@@ -138,7 +138,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
     ):
         args = self.config_class() if args is None else args
         if not isinstance(args, self.config_class):
-            raise TypeError(f"`args` must be a {self.config_class.__name__}, got {type(args).__name__}.")
+            raise TypeError(f"`args` must be of type {self.config_class.__name__}, got {type(args).__name__}.")
         self.args = args
         if args.n_gpu > 1:
             raise ValueError(
