@@ -6,7 +6,10 @@ import os
 
 import pytest
 import torch
+from critic_teams import PLACES, team_with_critics
+from known_values import next_words
 from tiny import dataset, lm, logged, record_batches, team_args, tok, weights_hash, word_reward
+from transformers import TrainerCallback
 
 from trl_multiagent import (
     MAACConfig,
@@ -17,6 +20,7 @@ from trl_multiagent import (
     MAREINFORCETrainer,
     read_checkpoint_metadata,
 )
+from trl_multiagent.models.value_head import ValueHead
 from trl_multiagent.rollouts.sampling import JointSampler
 
 
@@ -110,6 +114,99 @@ def test_a_run_goes_on_from_an_epoch_as_if_it_had_never_stopped(tmp_path, change
     assert [weights_hash(agent) for agent in second.agents] == [weights_hash(agent) for agent in whole.agents]
     for name in ("reward", "num_tokens", "env_step", "loss"):
         assert logged(second, name) == logged(whole, name)
+
+
+class Snapshots(TrainerCallback):
+    """What a team is when training begins, and after each step: weights, moments of its heads, optimizer's state."""
+
+    def __init__(self):
+        self.at = {}
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
+        self.at[state.global_step] = {
+            "weights": {name: weights_hash(module) for name, module in model.entities()},
+            "moments": [head.get_extra_state().tolist() for head in model.modules() if isinstance(head, ValueHead)],
+            "optimizer": {
+                number: {name: torch.as_tensor(value).tolist() for name, value in own.items()}
+                for number, own in optimizer.state_dict()["state"].items()
+            },
+        }
+
+    on_train_begin = on_step_end
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("IAC separate", {}),
+        ("IAC separate", {"save_strategy": "epoch", "lora": True, "critic_warmup_steps": 4}),
+        ("IAC separate", {"advantage_level": "token", "weight_decay": 0.1}),
+        ("IAC shared", {"save_strategy": "epoch"}),
+        ("IAC shared", {"critic_warmup_steps": 4, "num_iterations": 2}),
+        ("IAC shared", {"lora": True}),
+        ("IAC shared", {"lora": True, "advantage_level": "token", "critic_warmup_steps": 4}),
+        ("IAC shared", {"trainable_agents": [True, False], "value_head_hidden_dim": 4}),
+        ("MAAC", {"save_strategy": "epoch", "critic_warmup_steps": 4}),
+        ("MAAC", {"lora": True, "critic_value_head_hidden_dim": 4}),
+        ("MAAC", {"num_iterations": 2, "individual_rewards": True, "weight_decay": 0.1}),
+    ],
+    ids=str,
+)
+def test_critics_go_on_from_an_epoch_as_if_they_had_never_stopped(kind, changed, tmp_path):
+    """Two turns; the actors begin to move before the first epoch ends, or after it."""
+
+    def make(name):
+        snapshots = Snapshots()
+        kwargs = {"external_transition": next_words, "train_dataset": dataset(6), "callbacks": [snapshots]}
+        options = {"max_steps": -1, "num_train_epochs": 2, "num_turns": 2, "critic_warmup_steps": 2, **changed}
+        return team_with_critics(kind, tmp_path / name, kwargs=kwargs, **options), snapshots.at
+
+    whole, whole_at = make("whole")
+    whole.train(checkpoint_dir=None if "save_strategy" in changed else tmp_path / "saved")
+    half = max(whole_at) // 2  # steps of an epoch
+    checkpoint = "saved/checkpoint-1" if "save_strategy" not in changed else f"whole/checkpoint-{half}"
+    second, second_at = make("second")
+    second.train(resume_from_checkpoint=str(tmp_path / checkpoint))
+    assert list(second_at) == list(range(half, 2 * half + 1))
+    for step, snapshot in second_at.items():
+        assert snapshot == whole_at[step], f"step {step}"
+    middle, end = whole_at[half], whole_at[2 * half]
+    still = {name for name in middle["weights"] if middle["weights"][name] == end["weights"][name]}
+    assert still == ({"agent_1"} if "trainable_agents" in changed else set())
+    assert all(late[0] > early[0] > 0 for early, late in zip(middle["moments"], end["moments"], strict=True))
+    critic = "critic" if kind == "MAAC" and "individual_rewards" not in changed else "agent_0/critic"
+    for name in ("reward", "num_tokens", "env_step", "loss", f"{critic}/value_error", f"{critic}/loss"):
+        assert logged(second, name) == logged(whole, name) != []
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A checkpoint of each kind of team with value heads."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    for kind in PLACES:
+        team_with_critics(kind, directory / "run").train(checkpoint_dir=directory / kind)
+    return {kind: directory / kind / "checkpoint-1" for kind in PLACES}
+
+
+@pytest.mark.parametrize(
+    ("wrote", "resumes", "missing"),
+    [
+        ("MAAC", "IAC separate", "agent_0/critic/value_head.pt"),
+        ("MAAC", "IAC shared", "agent_0/value_head.pt"),
+        ("IAC separate", "IAC shared", "agent_1/value_head.pt"),
+        ("IAC separate", "MAAC", "critic/value_head.pt"),
+        ("IAC shared", "IAC separate", "agent_1/critic/value_head.pt"),
+        ("IAC shared", "MAAC", "critic/value_head.pt"),
+    ],
+)
+def test_a_checkpoint_with_heads_in_other_places_is_refused_before_anything_is_loaded(
+    wrote, resumes, missing, checkpoints, tmp_path
+):
+    trainer = team_with_critics(resumes, tmp_path / "out", max_steps=2)
+    before = weights_hash(trainer.model)
+    with pytest.raises(FileNotFoundError, match=f"{missing}.* missing.*the kind of trainer that wrote it"):
+        trainer.train(resume_from_checkpoint=str(checkpoints[wrote]))
+    assert weights_hash(trainer.model) == before
 
 
 def test_a_checkpoint_of_another_trainer_is_named_with_what_it_holds(tmp_path):
