@@ -4,21 +4,26 @@
 import copy
 import json
 import logging
+import math
 import shutil
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from critic_teams import PLACES, head_states, is_same_head, team_with_critics
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from tiny import dataset, gpt2, llama, lm, parameters, team_args, tok, weights_hash, word_reward
 from tokenizers import NormalizedString, PreTokenizedString
 from tokenizers.pre_tokenizers import PreTokenizer
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Trainer, TrainerCallback
 
 from trl_multiagent import MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent.models.critic import read_values
 
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -109,33 +114,6 @@ def test_an_actor_loads_and_says_the_same(team, index):
     assert len(text.split()) > 4
 
 
-def test_the_critics_backbone_and_head_give_the_same_values(team):
-    trainer, directory = team
-    backbone = AutoModelForCausalLM.from_pretrained(directory / "critic").eval()
-    head = torch.load(directory / "critic" / "value_head.pt", weights_only=True)
-    with torch.no_grad():
-        hidden = backbone(torch.tensor([[3, 4, 5, 6]]), output_hidden_states=True).hidden_states[-1]
-        by_hand = hidden[0, -1] @ head["net.0.weight"][0] + head["net.0.bias"][0]
-    assert values(trainer.critics[0])[0].item() == pytest.approx(by_hand.item(), abs=1e-6)
-
-
-def test_the_head_file_is_a_plain_state_dict(team):
-    """B38"""
-    trainer, directory = team
-    state = torch.load(directory / "critic" / "value_head.pt", weights_only=True)
-    live = trainer.critics[0].value_head
-    assert state.keys() == live.state_dict().keys()
-    assert all(torch.equal(state[name], tensor) for name, tensor in live.state_dict().items())
-    assert {name: tensor.dtype for name, tensor in state.items()} == {
-        "net.0.weight": torch.float32,
-        "net.0.bias": torch.float32,
-        "_extra_state": torch.float64,  # the moments of the returns
-    }
-    before = {name: tensor.clone() for name, tensor in live.state_dict().items()}
-    live.load_state_dict(state)
-    assert all(torch.equal(before[name], tensor) for name, tensor in live.state_dict().items())
-
-
 def test_saving_changes_nothing(tmp_path):
     trainer = build(tmp_path, [lm(0), llama(1)], tok(), gpt2(2), peft_config=[LORA, None])
     trainer.train()
@@ -191,19 +169,164 @@ def test_a_head_of_another_shape_is_an_error_that_names_both(team, tmp_path):
     assert "(8, 16)" in str(error.value) and "(1, 8)" in str(error.value)  # as asked for
 
 
-def test_a_missing_head_is_an_error(team, tmp_path):
-    """B38"""
-    _, directory = team
-    shutil.copytree(directory / "critic", tmp_path / "critic")
-    (tmp_path / "critic" / "value_head.pt").unlink()
-    with pytest.raises(FileNotFoundError, match="value_head.pt"):
-        build(tmp_path, [lm(0)], tok(), str(tmp_path / "critic"))
-
-
 def test_a_head_for_another_kind_of_value_is_an_error(team, tmp_path):
     _, directory = team
     with pytest.raises(ValueError, match="critic_type='v'.*critic_type='q'"):
         build(tmp_path, [lm(0)], tok(), str(directory / "critic"), critic_type="q")
+
+
+# Heads in every place
+
+
+HEAD_FILES = {"value_head.pt", "value_head_config.json"}
+PARTS = {
+    "MAAC": ["agent_0", "agent_1", "critic"],
+    "IAC separate": ["agent_0", "agent_1", "agent_0/critic", "agent_1/critic"],
+    "IAC shared": ["agent_0", "agent_1"],
+}
+
+
+@dataclass
+class Exported:
+    """A trained team with value heads, and its export."""
+
+    kind: str
+    weights: str
+    trainer: Trainer
+    directory: Path
+
+    @property
+    def tolerance(self) -> float:
+        """Of what a reloaded model says: merging rounds."""
+        return 1e-4 if self.weights == "merged" else 1e-6
+
+    def restart(self, output_dir, directory=None):
+        """A new team from the export alone: no head is named."""
+        directory = directory or self.directory
+        kwargs = {"agents": [str(directory / f"agent_{index}") for index in range(2)], "tokenizer": None}
+        if self.kind != "IAC shared":
+            kwargs["critics"] = [str(directory / place) for place in PLACES[self.kind]]
+        return team_with_critics(self.kind, output_dir, kwargs=kwargs, max_steps=2)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(kind, weights) for kind in PLACES for weights in ("full", "adapters", "merged")],
+    ids=" ".join,
+)
+def exported(request, tmp_path_factory):
+    """Adapters lie on bases that are found by name, or are merged with bases that were never saved."""
+    kind, weights = request.param
+    directory = tmp_path_factory.mktemp("exported")
+    models = {"agents": [lm(0), llama(1)], "critics": [llama(5), lm(6)][: len(PLACES[kind])]}
+    if kind == "IAC shared":
+        del models["critics"]
+    if weights == "adapters":
+        for role, bases in models.items():
+            for index, model in enumerate(bases):
+                model.save_pretrained(directory / f"{role}_{index}")
+            models[role] = [
+                AutoModelForCausalLM.from_pretrained(directory / f"{role}_{index}") for index in range(len(bases))
+            ]
+    trainer = team_with_critics(kind, directory / "run", lora=weights != "full", kwargs=models, max_steps=2)
+    trainer.train()
+    return Exported(kind, weights, trainer, export(trainer, directory / "export"))
+
+
+def head_file(directory):
+    return torch.load(directory / "value_head.pt", map_location="cpu", weights_only=True)
+
+
+def read(owner, backbone, ids=((3, 4, 5, 6), (7, 8, 9, 2))):
+    """What the head of a critic, or of an actor, says of texts."""
+    backbone.eval()
+    with torch.no_grad():
+        return read_values(backbone, owner.value_head, torch.tensor(ids), torch.ones(2, 4, dtype=torch.long))
+
+
+def live_values(trainer):
+    return [read(owner, getattr(owner, "backbone", owner)) for owner in trainer.critics or trainer.agents]
+
+
+def test_each_part_has_its_directory_with_a_head_beside_what_it_reads(exported):
+    own = ADAPTER_FILES | {"README.md"} if exported.weights == "adapters" else MODEL_FILES
+    expected = {f"{part}/{name}" for part in PARTS[exported.kind] for name in own}
+    expected |= {f"{place}/{name}" for place in PLACES[exported.kind] for name in HEAD_FILES}
+    assert files(exported.directory) == expected
+
+
+def test_a_head_file_is_the_live_head_as_a_plain_state_dict(exported):
+    """B38"""
+    states = [head_file(exported.directory / place) for place in PLACES[exported.kind]]
+    for state, live in zip(states, head_states(exported.trainer), strict=True):
+        assert type(state) is dict
+        assert {name: tensor.dtype for name, tensor in state.items()} == {
+            "net.0.weight": torch.float32,
+            "net.0.bias": torch.float32,
+            "_extra_state": torch.float64,  # the moments of the returns
+        }
+        assert is_same_head(state, live)
+        assert state["_extra_state"][0] == 8 and state["_extra_state"][2] > 1  # two steps of four samples
+    assert len({state["net.0.weight"].sum().item() for state in states}) == len(states)
+
+
+def test_a_reloaded_backbone_and_the_head_file_give_the_live_values_by_hand(exported):
+    for place, live in zip(PLACES[exported.kind], live_values(exported.trainer), strict=True):
+        backbone = AutoModelForCausalLM.from_pretrained(exported.directory / place).eval()
+        head = head_file(exported.directory / place)
+        with torch.no_grad():
+            ids = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 2]])
+            hidden = backbone(ids, output_hidden_states=True).hidden_states[-1][:, -1]
+        count, mean, total_deviation = head["_extra_state"].tolist()
+        for state, value in zip(hidden, live, strict=True):
+            predicted = (state @ head["net.0.weight"][0] + head["net.0.bias"][0]).item()
+            by_hand = predicted * math.sqrt(total_deviation / count) + mean
+            assert value.item() == pytest.approx(by_hand, rel=exported.tolerance)
+
+
+def test_an_actor_loads_without_a_word_of_the_head(exported):
+    for index, live in enumerate(exported.trainer.agents):
+        directory = exported.directory / f"agent_{index}"
+        model, loading = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+        assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        torch.testing.assert_close(logits(model), logits(live), rtol=exported.tolerance, atol=exported.tolerance)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
+        assert answer(model, tokenizer) == answer(live, exported.trainer.tokenizers[index])
+
+
+def test_directories_restore_every_head_by_themselves_and_are_trained_on(exported, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="trl_multiagent"):
+        again = exported.restart(tmp_path)
+    messages = [record.getMessage() for record in caplog.records if "restored" in record.getMessage()]
+    assert len(messages) == len(PLACES[exported.kind])
+    for message, place in zip(messages, PLACES[exported.kind], strict=True):
+        assert str(exported.directory / place / "value_head.pt") in message
+    before = head_states(again)
+    assert all(map(is_same_head, before, head_states(exported.trainer)))
+    for new, old in zip(live_values(again), live_values(exported.trainer), strict=True):
+        torch.testing.assert_close(new, old, rtol=exported.tolerance, atol=1e-6)
+    assert isinstance(again.agents[0], PeftModel) == (exported.weights == "adapters")
+    again.train()
+    for early, late in zip(before, head_states(again), strict=True):
+        assert not torch.equal(early["net.0.weight"], late["net.0.weight"])
+        assert late["_extra_state"][0] == 16  # it goes on counting
+
+
+def test_a_missing_head_is_an_error(exported, tmp_path):
+    """B38"""
+    place = PLACES[exported.kind][-1]
+    shutil.copytree(exported.directory, tmp_path / "export")
+    (tmp_path / "export" / place / "value_head.pt").unlink()
+    with pytest.raises(FileNotFoundError, match=f"{place}/value_head.pt is missing.*remove value_head_config.json"):
+        exported.restart(tmp_path / "out", tmp_path / "export")
+
+
+def test_an_export_in_the_place_of_another_leaves_no_head_of_that_one(tmp_path):
+    """A later team that learns values on these actors would start from a head that never saw them."""
+    directory = export(team_with_critics("IAC shared", tmp_path / "run"), tmp_path / "export")
+    assert (directory / "agent_0" / "value_head.pt").is_file()
+    export(build(tmp_path, [lm(0), lm(1)], tok()), directory)
+    assert files(directory) == {f"agent_{index}/{name}" for index in range(2) for name in MODEL_FILES}
 
 
 # Kinds of models
