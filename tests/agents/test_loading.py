@@ -3,6 +3,7 @@
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -155,6 +156,27 @@ class TestHeterogeneous:
     def test_what_is_no_list_is_an_error(self, build, agents):
         with pytest.raises(ValueError, match="list of models"):
             build(agents=agents, tokenizer=tok())
+
+    def test_paths_may_be_path_objects(self, build, tmp_path):
+        directory = Path(saved(tmp_path / "model", lm(0), tok()))
+        assert len(build(agents=[directory, directory]).agents) == 2
+        assert len(build(agent_model=directory, num_agents=2).agents) == 2
+
+    @pytest.mark.parametrize("given", [{"agent_model": [lm(0)]}, {"agents": [lm(0), {"a": 1}]}])
+    def test_what_is_no_model_is_an_error(self, build, given):
+        with pytest.raises(TypeError, match=r"agent(_model|s\[1\])` must be a hub id.* got (list|dict)\."):
+            build(tokenizer=tok(), **given)
+
+    @pytest.mark.parametrize("path", ["./nowhere", "/nowhere/model", "outputs/nowhere/agent_0"])
+    def test_a_path_that_leads_nowhere_is_an_error(self, build, path):
+        with pytest.raises(ValueError, match=f"agents\\[0\\]`: there is no directory '{path}'"):
+            build(agents=[path])
+
+    def test_the_export_of_a_team_is_no_model(self, build, build_maac, tmp_path):
+        export = str(tmp_path / "team")
+        build_maac(agents=[lm(0), lm(1)], tokenizer=tok(), critic_model=lm(2)).save_model(export)
+        with pytest.raises(ValueError, match="is the export of a team.*team/agent_0, .*team/agent_1, .*team/critic"):
+            build(agents=[export])
 
     def test_without_any_model_it_is_an_error(self, build):
         with pytest.raises(ValueError, match="agent_model"):

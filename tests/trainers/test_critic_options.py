@@ -140,7 +140,14 @@ class Watch(TrainerCallback):
 # What is refused
 
 NO_EFFECT = "has no effect with use_separate_critic="
+ONE_SAMPLE = {"num_generations": 1, "per_device_train_batch_size": 1, "advantage_normalization": False}
 REFUSED = [
+    (
+        CONFIGS,
+        {"critic_type": "q", **ONE_SAMPLE},
+        "critic_type='q' takes the mean value of the other samples as the baseline, but a generation batch has one "
+        "sample. Raise num_generations or per_device_train_batch_size, or set critic_type='v'.",
+    ),
     (CONFIGS, {"critic_type": "V"}, "critic_type='V', expected one of 'v', 'q'."),
     (CONFIGS, {"critic_type": None}, "critic_type=None, expected one of 'v', 'q'."),
     (
@@ -285,6 +292,27 @@ def test_critic_warmup_steps_tells_ddp_that_parameters_may_be_unused(steps, tmp_
     assert bool(config.ddp_find_unused_parameters) is (steps > 0)
 
 
+@pytest.mark.parametrize("config_class", CONFIGS)
+def test_critic_warmup_steps_with_reentrant_checkpointing_are_refused_in_several_processes(
+    config_class, tmp_path, monkeypatch
+):
+    """DDP marks a parameter ready twice there."""
+    options = {"critic_warmup_steps": 2, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    team_args(config_class, tmp_path, **options)
+    monkeypatch.setattr(config_class, "world_size", 2)
+    team_args(config_class, tmp_path, **options, gradient_checkpointing=False)
+    with pytest.raises(ValueError, match=r"critic_warmup_steps=2 does not go together with .*Leave use_reentrant out"):
+        team_args(config_class, tmp_path, **options)
+
+
+@pytest.mark.parametrize(("steps", "warns"), [(1, False), (2, True)])
+def test_a_warm_up_as_long_as_the_run_is_warned_of(steps, warns, build, caplog):
+    build("iac shared", critic_warmup_steps=steps, max_steps=2).train()
+    said = [record.getMessage() for record in caplog.records if "critic_warmup_steps" in record.getMessage()]
+    expected = "critic_warmup_steps=2, but the run has 2 steps: no actor learns in it. Lower it, or train longer."
+    assert said == [expected] * warns
+
+
 @ALL_KINDS
 @pytest.mark.parametrize("changed", [{}, {"gradient_accumulation_steps": 2}, {"num_iterations": 2, "beta": 0.1}])
 def test_critic_warmup_steps_hold_the_actors_still(kind, changed, build):
@@ -395,6 +423,7 @@ def test_value_clip_range_holds_values_near_those_at_sampling(kind, clip, value,
     run(monkeypatch, trainer)
     for entity, metric in valuations(kind):
         assert logged(trainer, f"{metric}/loss") == [pytest.approx(loss)]
+        assert logged(trainer, f"{metric}/clip_ratio") == ([] if clip is None else [float(clip < 0.5)])
         entity = entity.replace("critic", "agent") if "shared" in kind else entity
         assert recorder.steps[0][entity][-1].item() == pytest.approx(0.25 * slope)  # of the bias
 
@@ -851,6 +880,14 @@ def test_bootstrap_truncated_adds_the_value_behind_a_cut_completion(kind, bootst
 # Groups of one
 
 
+@pytest.mark.parametrize("kind", ["maac", "iac separate"])
+def test_groups_of_one_have_no_share_without_deviation(kind, build):
+    """It would be 1 always, as if nothing was learned."""
+    trainer = build(kind, num_generations=1)
+    trainer.train()
+    assert logged(trainer, "reward") and logged(trainer, "frac_reward_zero_std") == []
+
+
 @ALL_KINDS
 @pytest.mark.parametrize("turns", [1, 3])
 @pytest.mark.parametrize("rollout_mode", ["tree", "chain"])
@@ -932,6 +969,7 @@ def test_values_are_measured_against_the_discounted_returns(kind, turns, build, 
     known = [(v, r) for v, r in zip(values, returns, strict=True) if r is not None]
     values, returns = zip(*known, strict=True)
     for _, metric in valuations(kind):
+        assert logged(trainer, f"{metric}/return_mean") == [pytest.approx(statistics.fmean(returns), abs=1e-5)]
         assert logged(trainer, f"{metric}/explained_variance") == [pytest.approx(explained(values, returns), abs=1e-4)]
         error = statistics.fmean(abs(r - v) for v, r in known)
         assert logged(trainer, f"{metric}/value_error") == [pytest.approx(error, abs=1e-4)]

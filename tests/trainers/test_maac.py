@@ -415,6 +415,17 @@ def test_one_sample_for_each_prompt_over_several_turns(rollout_mode, critic_type
         assert not torch.equal(parameters(module), before[name]), name
 
 
+@pytest.mark.parametrize(("limit", "cut"), [(6, 4), (16, 0)])
+def test_texts_that_are_cut_are_warned_of_once(limit, cut, build, monkeypatch, caplog):
+    """What the actors are asked is `[agent 0 is asked]` with the words of the prompt, twice: 14 tokens."""
+    trainer = build(critic_max_length=limit, max_steps=2)
+    run(monkeypatch, trainer, [SAID, SAID])
+    said = [record.getMessage() for record in caplog.records if "texts for the critic" in record.getMessage()]
+    assert len(said) == (1 if cut else 0)
+    assert all(text.startswith(f"{cut} of 4 texts for the critic have more than the {limit} tokens") for text in said)
+    assert all("the longest 14: " in text for text in said)
+
+
 # Critics of other kinds
 
 
