@@ -10,7 +10,14 @@ from trl import GRPOConfig
 
 from ..placement.backends import check_backend
 from .grpo_agent import GRPOAgent
-from .loading import ModelLike, check_independent, check_vocabulary, clear_dense_quantization, open_adapter
+from .loading import (
+    ModelLike,
+    check_independent,
+    check_vocabulary,
+    clear_dense_quantization,
+    init_kwargs,
+    open_adapter,
+)
 
 
 def resolve_names(names: Sequence[str] | None, num_agents: int) -> list[str]:
@@ -91,7 +98,7 @@ def build_agents(
     )
     agents: list[GRPOAgent] = []
     for index, (name, source) in enumerate(zip(names, sources, strict=True)):
-        model = open_adapter(source, args, quantization_config)
+        model = open_adapter(source, init_kwargs(args, quantization_config))
         if not isinstance(model, str):
             check_vocabulary(name, model, tokenizers[index])
             clear_dense_quantization(name, model)

@@ -2,6 +2,7 @@
 """Critics and value heads, from what the user gave, with every check that can be made before training."""
 
 import contextlib
+import copy
 import logging
 import os
 from collections.abc import Iterator
@@ -59,9 +60,11 @@ def load_critic(
             or was trained for another `critic_type`.
         FileNotFoundError: the backbone was saved with a head that is gone.
     """
-    backbone = open_adapter(source, args)
+    kwargs = init_kwargs(args)
+    kwargs.pop("quantization_config", None)  # the actors'
+    backbone = open_adapter(source, kwargs)
     if isinstance(backbone, str):
-        backbone = create_model_from_path(backbone, AutoModelForCausalLM, **init_kwargs(args))
+        backbone = create_model_from_path(backbone, AutoModelForCausalLM, **kwargs)
         saved_as = (backbone.config.architectures or [""])[0]
         if saved_as.endswith("ForSequenceClassification"):
             raise ValueError(
@@ -71,6 +74,7 @@ def load_critic(
     _check_readable(name, backbone)
     if peft_config is not None:
         backbone = _add_adapter(name, backbone, peft_config)
+    _check_adapters(name, backbone)
     if args.disable_dropout:
         disable_dropout(backbone)
     with _seeded(args):
@@ -86,8 +90,7 @@ def add_value_head(name: str, actor: nn.Module, source: ModelLike, hidden_dim: i
     Args, Raises: as for `load_critic`.
     """
     _check_readable(name, actor)
-    for config in getattr(actor, "peft_config", {}).values():
-        _check_adapter(name, config)
+    _check_adapters(name, actor)
     with _seeded(args):
         dtype = getattr(torch, args.value_head_dtype)
         actor.value_head = ValueHead(hidden_width(actor), hidden_dim, args.critic_type, dtype)
@@ -195,16 +198,16 @@ def _add_adapter(name: str, backbone: nn.Module, peft_config: Any) -> nn.Module:
         raise TypeError(f"{name}: `critic_peft_config` must be a PeftConfig, got {type(peft_config).__name__}.")
     if hasattr(backbone, "get_base_model"):
         raise ValueError(f"{name} has an adapter already, and gets `critic_peft_config` too. Pass one of them.")
-    _check_adapter(name, peft_config)
-    return get_peft_model(backbone, peft_config)
+    return get_peft_model(backbone, copy.deepcopy(peft_config))  # PEFT writes the base model's name into it
 
 
-def _check_adapter(name: str, peft_config: Any) -> None:
-    if peft_config.is_prompt_learning:
-        raise ValueError(
-            f"{name}: a value head cannot read a model with {type(peft_config).__name__}, whose virtual tokens shift "
-            "the positions. Use an adapter on the weights, such as LoRA."
-        )
+def _check_adapters(name: str, model: nn.Module) -> None:
+    for config in getattr(model, "peft_config", {}).values():
+        if config.is_prompt_learning:
+            raise ValueError(
+                f"{name}: a value head cannot read a model with {type(config).__name__}, whose virtual tokens shift "
+                "the positions. Use an adapter on the weights, such as LoRA."
+            )
 
 
 def _has_tokenizer(source: str, args: GRPOConfig) -> bool:

@@ -219,19 +219,16 @@ def load_tokenizer(source: str, args: GRPOConfig | None = None) -> PreTrainedTok
     return AutoTokenizer.from_pretrained(source, **kwargs)
 
 
-def open_adapter(model: ModelLike, args: GRPOConfig, quantization_config=None) -> ModelLike:
+def open_adapter(model: ModelLike, kwargs: dict[str, Any]) -> ModelLike:
     """
-    An identifier that holds an adapter only (a directory or a hub id) becomes the trainable PEFT model, on its base;
-    anything else is returned as it is.
+    An identifier that holds an adapter only (a directory or a hub id) becomes the trainable PEFT model, on its base,
+    which is loaded with `kwargs`; anything else is returned as it is.
     """
     if not isinstance(model, str) or find_file(model, "config.json") or not find_file(model, "adapter_config.json"):
         return model
     from peft import AutoPeftModelForCausalLM
 
-    kwargs = {"dtype": torch.float32, **init_kwargs(args)}
-    if quantization_config is not None:
-        kwargs["quantization_config"] = quantization_config
-    return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **kwargs)
+    return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **{"dtype": torch.float32, **kwargs})
 
 
 def check_vocabulary(name: str, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -267,10 +264,12 @@ def clear_dense_quantization(name: str, model: nn.Module) -> None:
         del model.config.quantization_config
 
 
-def init_kwargs(args: GRPOConfig) -> dict[str, Any]:
-    """Keyword arguments for loading a model."""
+def init_kwargs(args: GRPOConfig, quantization_config: Any = None) -> dict[str, Any]:
+    """Keyword arguments for loading a model, with a quantization instead of the one in `args`, if it is given."""
     # Without a device map the trainer places the models; TRL's default, "auto", would fill the first device first
     kwargs = {"trust_remote_code": args.trust_remote_code, "device_map": None, **(args.model_init_kwargs or {})}
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         kwargs["device_map"] = None
+    if quantization_config is not None:
+        kwargs["quantization_config"] = quantization_config
     return kwargs
