@@ -298,7 +298,7 @@ def test_the_critic_gets_its_own_ids_for_what_an_actor_says(build, monkeypatch):
 
 def test_a_longer_text_loses_its_beginning(build, monkeypatch):
     trainer = build(critic_type="q", critic_max_length=4)
-    batch, (texts,) = run(monkeypatch, trainer, [[[5, 6]], [[7, 8, 9]]])
+    batch, (texts, _) = run(monkeypatch, trainer, [[[5, 6]], [[7, 8, 9]]])  # read again to count what is cut
     assert unpadded(batch) == [ids_of(text, numbered(32))[-4:] for text in texts]
     assert batch["critic/positions"].tolist() == [3] * 4
 
