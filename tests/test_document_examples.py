@@ -149,6 +149,8 @@ def test_training_from_a_saved_critic_and_its_value_head(models):
         train_dataset=dataset(),
         args=MAACConfig(num_agents=2, num_turns=1, num_train_epochs=3, **SHORT),
     )
+    assert weights_hash(continued_maac.model) == weights_hash(trainer.model)  # it was restored by itself
+    torch.nn.init.zeros_(continued_maac.critics[0].value_head.net[0].weight)
     continued_maac.critics[0].value_head.load_state_dict(
         torch.load(
             saved_dir / "critic" / "value_head.pt",
@@ -253,9 +255,10 @@ def test_training_from_saved_independent_critics_and_their_value_heads(models, u
         train_dataset=dataset(),
         args=IACConfig(num_agents=2, num_train_epochs=3, use_separate_critic=use_separate_critic, **SHORT),
     )
+    assert weights_hash(continued_iac.model) == weights_hash(trainer.model)  # they were restored by themselves
     for i, path in enumerate(critic_dirs or actor_dirs):
         owner = continued_iac.critics[i] if use_separate_critic else continued_iac.agents[i]
-        assert weights_hash(continued_iac.model) == weights_hash(trainer.model)  # it was restored by itself
+        torch.nn.init.zeros_(owner.value_head.net[0].weight)
         owner.value_head.load_state_dict(
             torch.load(Path(path) / "value_head.pt", map_location="cpu", weights_only=True)
         )
