@@ -22,7 +22,7 @@ from tokenizers import NormalizedString, PreTokenizedString
 from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Trainer, TrainerCallback
 
-from trl_multiagent import MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent import MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer, ValueModel
 from trl_multiagent.models.critic import read_values
 
 
@@ -282,6 +282,21 @@ def test_a_reloaded_backbone_and_the_head_file_give_the_live_values_by_hand(expo
             predicted = (state @ head["net.0.weight"][0] + head["net.0.bias"][0]).item()
             by_hand = predicted * math.sqrt(total_deviation / count) + mean
             assert value.item() == pytest.approx(by_hand, rel=exported.tolerance)
+
+
+def test_values_can_be_asked_for_without_a_trainer(exported):
+    ids = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 2]])
+    for place, live in zip(PLACES[exported.kind], live_values(exported.trainer), strict=True):
+        critic = ValueModel.from_pretrained(exported.directory / place)
+        with torch.no_grad():
+            values = critic(ids, torch.ones_like(ids))
+        torch.testing.assert_close(values, live, rtol=exported.tolerance, atol=1e-6)
+
+
+def test_a_directory_without_a_head_gives_no_values(tmp_path):
+    lm(0).save_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no model was saved there with a head"):
+        ValueModel.from_pretrained(tmp_path)
 
 
 def test_an_actor_loads_without_a_word_of_the_head(exported):

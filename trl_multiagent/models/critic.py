@@ -2,15 +2,17 @@
 """A value function on a causal language model."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from ..functional.masking import last_token_index
 from .language_model import base_language_model, hidden_width, inner_model
 from .positions import num_positions, position_ids_of
-from .value_head import ValueHead
+from .value_head import ValueHead, load_value_head, read_value_head_config
 
 
 def read_values(
@@ -111,6 +113,28 @@ class ValueModel(nn.Module):
         for parameter in base_language_model(backbone).parameters():
             if id(parameter) not in used:
                 parameter.requires_grad_(False)
+
+    @classmethod
+    def from_pretrained(cls, directory: str | os.PathLike, **kwargs) -> "ValueModel":
+        """
+        The critic of an export, or the values of an actor that is its own critic, to use outside a trainer.
+
+        Args:
+            directory (`str` or path):
+                A directory with a backbone, or its adapter, and its `value_head.pt`.
+            **kwargs:
+                For `AutoModelForCausalLM.from_pretrained`, such as `dtype`.
+
+        Raises:
+            FileNotFoundError: there is no value head.
+
+        Example: `ValueModel.from_pretrained("outputs/maac/critic")(encoded["input_ids"], encoded["attention_mask"])`.
+        """
+        config = read_value_head_config(directory)
+        backbone = AutoModelForCausalLM.from_pretrained(directory, **kwargs)
+        model = cls(backbone, config["hidden_dim"], config["critic_type"])
+        load_value_head(model.value_head, directory)
+        return model.eval()
 
     @property
     def config(self):

@@ -125,6 +125,19 @@ def save_value_head(head: ValueHead, directory: str | Path) -> None:
         json.dump({"critic_type": head.critic_type, "hidden_dim": head.hidden_dim}, file)
 
 
+def read_value_head_config(directory: str | Path) -> dict[str, str | int | None]:
+    """
+    What the head in `directory` is: its `critic_type` and `hidden_dim`.
+
+    Raises:
+        FileNotFoundError: no model was saved there with a head.
+    """
+    path = Path(directory) / VALUE_HEAD_CONFIG_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{directory} has no {VALUE_HEAD_CONFIG_FILE}: no model was saved there with a head.")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def load_value_head(head: ValueHead, directory: str | Path) -> None:
     """
     Load `value_head.pt` of `directory` into `head`.
@@ -139,7 +152,7 @@ def load_value_head(head: ValueHead, directory: str | Path) -> None:
             f"{path} is missing, although the model beside it was saved with a value head. Restore the file, or "
             f"remove {VALUE_HEAD_CONFIG_FILE} to start with a new head."
         )
-    critic_type = json.loads(config.read_text(encoding="utf-8"))["critic_type"] if config.is_file() else None
+    critic_type = read_value_head_config(directory)["critic_type"] if config.is_file() else None
     if critic_type not in (None, head.critic_type):
         raise ValueError(
             f"The value head in {path} was trained with critic_type={critic_type!r}, this run has "
