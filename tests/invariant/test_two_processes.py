@@ -41,7 +41,7 @@ from trl_multiagent.rollouts.interaction import Interaction
 
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCH_TIMEOUT = 300  # seconds; a launch takes a small part of it, so what runs into it hangs
+LAUNCH_TIMEOUT = 600  # seconds; a launch takes a small part of it, so what runs into it hangs
 # float32: sums over two processes are rounded in another order than those over one. The second moments' epsilon is
 # raised so that AdamW does not turn the rounding of a gradient that is 0 into a step of the learning rate.
 TOLERANCE = 2e-6
