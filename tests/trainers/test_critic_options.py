@@ -21,7 +21,14 @@ from tiny import (
 )
 from transformers import TrainerCallback
 
-from trl_multiagent import IACConfig, IACTrainer, MAACConfig, MAACTrainer
+from trl_multiagent import (
+    ActorCriticConfig,
+    ActorCriticTrainer,
+    IACConfig,
+    IACTrainer,
+    MAACConfig,
+    MAACTrainer,
+)
 from trl_multiagent.models.value_head import ValueHead
 
 
@@ -1037,3 +1044,8 @@ def test_two_micro_batches_give_the_weights_of_one_batch(kind, changed, build, m
     for name, expected in ends[0].items():
         assert (expected - start[name]).abs().max() > 1e-3, name
         torch.testing.assert_close(ends[1][name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_shared_part_of_the_trainers_is_no_trainer(tmp_path):
+    with pytest.raises(TypeError, match="abstract class ActorCriticTrainer"):
+        ActorCriticTrainer(agents=[lm(0)], tokenizer=tok(), args=team_args(ActorCriticConfig, tmp_path))

@@ -4,6 +4,7 @@
 import dataclasses
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ class ValueTargets:
     targets: torch.Tensor
 
 
-class ActorCriticTrainer(MultiAgentTrainer):
+class ActorCriticTrainer(MultiAgentTrainer, ABC):
     """
     Values give the advantages (TD error or generalized advantage estimation over the turns), each actor is trained on
     its own by TRL's clipped loss (with `num_iterations` above 1 that is PPO), and the values on fixed targets.
@@ -79,19 +80,20 @@ class ActorCriticTrainer(MultiAgentTrainer):
     def kl_in_reward(self) -> bool:
         return self.args.kl_in_reward
 
+    @abstractmethod
     def _valuations(self) -> list[Valuation]:
-        raise NotImplementedError(f"{type(self).__name__} must define `_valuations`: what is valued.")
+        """What is valued, in the order of the actors."""
 
+    @abstractmethod
     def _reading(self, batch: JointBatch, valuation: Valuation) -> dict[str, torch.Tensor]:
         """
         What a critic reads in the rows of this process: `input_ids` and `attention_mask` of shape `(R, L)`, padded on
         the right, and `positions` of shape `(R,)` or `(R, K)`, where values are read.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define `_reading`: what a critic reads.")
 
+    @abstractmethod
     def _critic_of(self, team: MultiAgentModel, valuation: Valuation) -> nn.Module:
         """The critic, a [`ValueModel`], or an actor that is its own."""
-        raise NotImplementedError(f"{type(self).__name__} must define `_critic_of`: who reads it.")
 
     # Credit
 
