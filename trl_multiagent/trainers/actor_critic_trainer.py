@@ -252,6 +252,8 @@ class ActorCriticTrainer(MultiAgentTrainer, ABC):
         losses = []
         for valuation in self._valuations():
             own = part_of(inputs, f"{valuation.name}/")
+            critic = "critic" if self.central_critic else valuation.name
+            self._note_taught(team, critic, bool(own["valid"].any()))
             losses.append(self._value_loss(team, valuation, own, self._values(team, valuation, own), layout))
         return losses
 

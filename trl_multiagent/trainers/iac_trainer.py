@@ -281,6 +281,4 @@ class IACTrainer(ActorCriticTrainer):
     ) -> list[torch.Tensor]:
         if not self.args.use_separate_critic:
             return []  # they come with those of the actors, of one forward pass
-        for valuation in self._valuations():
-            self._note_taught(team, valuation.name, bool(inputs[f"{valuation.name}/valid"].any()))
         return super()._critic_losses(team, inputs, layout)

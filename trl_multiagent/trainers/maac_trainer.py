@@ -183,7 +183,5 @@ class MAACTrainer(ActorCriticTrainer):
     def _critic_losses(
         self, team: MultiAgentModel, inputs: dict[str, Any], layout: dict[str, float]
     ) -> list[torch.Tensor]:
-        for valuation in self._valuations():
-            self._note_taught(team, "critic", bool(inputs[f"{valuation.name}/valid"].any()))
         losses = super()._critic_losses(team, inputs, layout)
         return [loss / len(losses) for loss in losses]  # several predictions of one critic count as one
