@@ -11,6 +11,7 @@ __version__ = "0.1.0.dev0"
 _PUBLIC = {
     "ActorCriticConfig": "trainers.actor_critic_config",
     "ActorCriticTrainer": "trainers.actor_critic_trainer",
+    "CheckpointError": "checkpoints.storage",
     "GRPOAgent": "agents.grpo_agent",
     "IACConfig": "trainers.actor_critic_config",
     "IACTrainer": "trainers.iac_trainer",
@@ -32,7 +33,7 @@ _PUBLIC = {
     "ValueHead": "models.value_head",
     "ValueHeadExportCallback": "callbacks.value_head_export",
     "ValueModel": "models.critic",
-    "WandbRunCallback": "callbacks.wandb_run",
+    "WandbResumeCallback": "callbacks.wandb_resume",
     "read_checkpoint_metadata": "checkpoints.metadata",
 }
 
@@ -52,8 +53,9 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from .agents.grpo_agent import GRPOAgent
     from .callbacks.value_head_export import ValueHeadExportCallback
-    from .callbacks.wandb_run import WandbRunCallback
+    from .callbacks.wandb_resume import WandbResumeCallback
     from .checkpoints.metadata import read_checkpoint_metadata
+    from .checkpoints.storage import CheckpointError
     from .models.critic import ValueModel
     from .models.team import MultiAgentModel
     from .models.value_head import ValueHead

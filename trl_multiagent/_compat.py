@@ -16,6 +16,7 @@ import trl
 from accelerate.utils import convert_to_fp32
 from packaging.version import Version
 from torch import nn
+from transformers.trainer_utils import rotate_checkpoints
 from transformers.utils import cached_file
 from trl.data_utils import is_conversational
 from trl.trainer import grpo_trainer
@@ -45,6 +46,7 @@ __all__ = [
     "print_prompt_completions_sample",
     "reference_is_a_copy_of",
     "repeat_iterable_dataset",
+    "rotate_checkpoints",
     "shuffle_sequence_dict",
     "split_tensor_dict",
 ]
@@ -179,10 +181,47 @@ TRL_CONTRACT = (
         "checkpoints have a public hook",
     ),
     Contract(
-        "transformers.Trainer._load_optimizer_and_scheduler",
-        ("self", "checkpoint"),
-        "overridden: reads the team's own state",
+        "transformers.Trainer._init_training_state",
+        ("self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial"),
+        "overridden: returns the epoch and the number of its batches that a checkpoint names, and lets users' objects "
+        "go on",
         "checkpoints have a public hook",
+    ),
+    Contract(
+        "transformers.Trainer._prepare_for_training",
+        ("self", "max_steps", "train_dataloader", "resume_from_checkpoint"),
+        "overridden: called without the checkpoint, and followed by the loading of optimizer and team's state",
+        "checkpoints have a public hook",
+    ),
+    Contract(
+        "transformers.Trainer._run_epoch",
+        ("self", "model", "epoch", "train_dataloader", "steps_in_epoch"),
+        "overridden: the position in the data is counted from here; called with keywords",
+        "callbacks are told the epoch and its length",
+    ),
+    Contract(
+        "transformers.Trainer._maybe_log_save_evaluate",
+        ("self", "tr_loss", "grad_norm", "model", "trial", "epoch"),
+        "overridden: what the last step of an epoch logs and saves waits for the epoch's end, which calls it again",
+        "`Trainer` saves after the events of an epoch's end",
+    ),
+    Contract(
+        "transformers.Trainer._load_rng_state",
+        ("self", "checkpoint"),
+        "overridden: the random states are in the team's own file",
+        "checkpoints have a public hook",
+    ),
+    Contract(
+        "transformers.Trainer._push_from_checkpoint",
+        ("self", "checkpoint_folder"),
+        "called after a checkpoint is complete",
+        "checkpoints have a public hook",
+    ),
+    Contract(
+        "transformers.trainer_utils.rotate_checkpoints",
+        ("output_dir", "save_total_limit", "best_model_checkpoint", "use_mtime"),
+        "called: `save_total_limit` as `Trainer` honours it",
+        "it is documented",
     ),
     Contract(
         "transformers.utils.cached_file",

@@ -362,6 +362,14 @@ class GRPOAgent(GRPOTrainer):
         self._metrics[mode].clear()
         return metrics
 
+    def training_metrics(self) -> dict[str, list[float]]:
+        """A copy of what TRL's code collected for the next training log."""
+        return {name: list(values) for name, values in self._metrics["train"].items()}
+
+    def load_training_metrics(self, metrics: dict[str, list[float]]) -> None:
+        for name, values in metrics.items():
+            self._metrics["train"][name] = list(values)
+
     def entropy_control(self) -> dict[str, float]:
         """State of TRL's adaptive entropy control, for a checkpoint."""
         return {"entropy_coef": self.entropy_coef, "last_world_entropy": self._last_world_entropy}

@@ -8,11 +8,10 @@ import copy
 import logging
 import os
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -41,8 +40,9 @@ def save_team(
     team: MultiAgentModel,
     tokenizers: Sequence[PreTrainedTokenizerBase],
     output_dir: str | os.PathLike,
-    accelerator: Accelerator,
+    writes: bool,
     merged: Collection[str] | None = None,
+    attempt: Callable[..., None] = lambda part, *args: part(*args),
 ) -> None:
     """
     Write every entity into its directory. Call it on every process: one entity at a time is gathered where parameters
@@ -57,20 +57,20 @@ def save_team(
             One for each entity, in the order of `entity_directories`.
         output_dir (`str` or path):
             Parent directory.
-        accelerator ([`~accelerate.Accelerator`]):
-            The processes.
+        writes (`bool`):
+            Whether this process writes.
         merged (collection of `str`, *optional*):
             Directories of the actors whose adapters are merged, see `check_saveable`; also those whose base is gone
             meanwhile. `None`: no adapter is merged, for a training checkpoint, which is loaded into the same model.
+        attempt (`Callable`, *optional*):
+            What calls each part that writes, such as an [`~trl_multiagent.checkpoints.storage.Attempt`]. Default: an
+            error is raised at once.
     """
     for (name, module), tokenizer in zip(entity_directories(team), tokenizers, strict=True):
         with full_parameters(module):
-            if accelerator.is_main_process:
-                directory = Path(output_dir) / name
-                directory.mkdir(parents=True, exist_ok=True)
-                _save_entity(module, directory, merge=merged is not None and _must_merge(name, module, merged))
-                tokenizer.save_pretrained(directory)
-    accelerator.wait_for_everyone()
+            if writes:
+                merge = merged is not None and _must_merge(name, module, merged)
+                attempt(_save_entity, module, tokenizer, Path(output_dir) / name, merge)
 
 
 def _must_merge(name: str, module: nn.Module, merged: Collection[str]) -> bool:
@@ -80,7 +80,8 @@ def _must_merge(name: str, module: nn.Module, merged: Collection[str]) -> bool:
     return name in merged or find_file(base_language_model(model).config._name_or_path, "config.json") is None
 
 
-def _save_entity(module: nn.Module, directory: Path, merge: bool) -> None:
+def _save_entity(module: nn.Module, tokenizer: PreTrainedTokenizerBase, directory: Path, merge: bool) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
     model = module.backbone if isinstance(module, ValueModel) else module
     is_adapter = hasattr(model, "get_base_model") and not merge
     # An adapter beside the weights of a full model would be read on top of them, and the other way round
@@ -99,6 +100,7 @@ def _save_entity(module: nn.Module, directory: Path, merge: bool) -> None:
     else:  # one that an earlier export left is not this model's
         for stale in (VALUE_HEAD_FILE, VALUE_HEAD_CONFIG_FILE):
             (directory / stale).unlink(missing_ok=True)
+    tokenizer.save_pretrained(directory)
 
 
 def base_is_found_by_name(model: nn.Module) -> bool:
@@ -219,6 +221,17 @@ def check_saveable(
     return merged
 
 
+def load_weights(model: nn.Module, path: str | os.PathLike, trust_remote_code: bool = False) -> None:
+    """Load a language model's directory into a model of the same architecture, in place and to the bit."""
+    kinds = {tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point()}
+    # The widest holds all others, so that copying into the model's own types changes no bit
+    widest = max(kinds, key=lambda kind: kind.itemsize)
+    dtype = widest if len(kinds) == 1 else torch.promote_types(torch.float32, widest)
+    saved = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=trust_remote_code)
+    with without_value_head(model):
+        model.load_state_dict(saved.state_dict())
+
+
 def load_team(team: MultiAgentModel, directory: str | os.PathLike, trust_remote_code: bool = False) -> None:
     """
     Load the entities of an export into a team of the same architectures, in place: ties and optimizer references hold.
@@ -241,8 +254,6 @@ def load_team(team: MultiAgentModel, directory: str | os.PathLike, trust_remote_
 
             set_peft_model_state_dict(model, load_peft_weights(str(path), device="cpu"))
         else:
-            saved = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype, trust_remote_code=trust_remote_code)
-            with without_value_head(model):
-                model.load_state_dict(saved.state_dict())
+            load_weights(model, path, trust_remote_code)
         if "value_head" in module._modules:
             load_value_head(module.value_head, path)

@@ -6,8 +6,22 @@ import os
 from typing import Any
 
 
-# What a checkpoint holds of the team besides models and optimizer
-TEAM_STATE_FILE = "team_state.json"
+# What a checkpoint says of its run
+RUN_FILE = "run.json"
+
+
+def read_run_file(checkpoint: str | os.PathLike) -> dict[str, Any]:
+    """
+    All that a checkpoint says of its run.
+
+    Raises:
+        FileNotFoundError: the directory is no checkpoint of a team.
+    """
+    path = os.path.join(checkpoint, RUN_FILE)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{os.fspath(checkpoint)!r} is no checkpoint of a team: it has no {RUN_FILE}.")
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
 
 
 def read_checkpoint_metadata(checkpoint: str | os.PathLike) -> dict[str, Any]:
@@ -20,14 +34,11 @@ def read_checkpoint_metadata(checkpoint: str | os.PathLike) -> dict[str, Any]:
 
     Returns:
         `dict`: `"wandb"` is the identity of the W&B run, a `dict` with `id`, `project` and `entity`, or `None`;
-        `"env_step"` is the number of joint responses that had been scored for training.
+        `"env_step"` is the number of joint responses that had been scored for training, `"step"` the number of
+        optimizer steps, and `"versions"` maps packages to the versions that wrote the checkpoint.
 
     Raises:
         FileNotFoundError: the directory is no checkpoint of a team.
     """
-    path = os.path.join(checkpoint, TEAM_STATE_FILE)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"{os.fspath(checkpoint)!r} is no checkpoint of a team: it has no {TEAM_STATE_FILE}.")
-    with open(path, encoding="utf-8") as file:
-        state = json.load(file)
-    return {"wandb": state["wandb"], "env_step": state["env_step"]}
+    run = read_run_file(checkpoint)
+    return {"wandb": run["trackers"].get("wandb"), **{name: run[name] for name in ("env_step", "step", "versions")}}

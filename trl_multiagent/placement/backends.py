@@ -2,7 +2,7 @@
 """What differs between one process, DDP and DeepSpeed."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -66,6 +66,66 @@ def states_by_group(
     for group in inner.param_groups:
         for parameter in group["params"]:
             yield group, inner.state.get(parameter, {})
+
+
+def describe_backend(accelerator: Accelerator) -> dict[str, Any]:
+    """How many processes train, in which precision, and how their states are partitioned."""
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    return {
+        "num_processes": accelerator.num_processes,
+        "mixed_precision": accelerator.mixed_precision,
+        "zero_stage": None if plugin is None else plugin.zero_stage,
+    }
+
+
+def local_part(parameter: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a parameter: all of it, or its part where ZeRO-3 partitions it."""
+    return parameter.ds_tensor if hasattr(parameter, "ds_id") else parameter
+
+
+@contextlib.contextmanager
+def _guarded_checkpoints(engine: Any, attempt: Callable[..., None]) -> Iterator[None]:
+    """
+    Inside, a DeepSpeed engine writes by `attempt`, so that an error on one process does not leave the others waiting,
+    and loads tensors and a few known classes only: its own way runs whatever code a file holds.
+    """
+    from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    known = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+
+    class GuardedCheckpointEngine(TorchCheckpointEngine):
+        def save(self, state_dict, path):
+            attempt(torch.save, state_dict, path)
+
+        def load(self, path, map_location=None):
+            with torch.serialization.safe_globals(known):
+                return torch.load(path, map_location=map_location, weights_only=True)
+
+    own, engine.checkpoint_engine = engine.checkpoint_engine, GuardedCheckpointEngine()
+    try:
+        yield
+    finally:
+        engine.checkpoint_engine = own
+
+
+ENGINE_TAG = "deepspeed"  # directory of an engine's files in a checkpoint
+
+
+def save_engine(engine: Any, directory: str, attempt: Callable[..., None]) -> None:
+    """Write what a DeepSpeed engine needs to go on into `directory/deepspeed`. Call it on every process."""
+    with _guarded_checkpoints(engine, attempt):
+        engine.save_checkpoint(directory, tag=ENGINE_TAG, save_latest=False)
+
+
+def load_engine(engine: Any, directory: str) -> None:
+    """Let a DeepSpeed engine, with optimizer and scheduler, go on from what `save_engine` wrote."""
+    with _guarded_checkpoints(engine, lambda part, *args: part(*args)):
+        loaded, _ = engine.load_checkpoint(directory, tag=ENGINE_TAG)
+    if loaded is None:
+        raise ValueError(f"DeepSpeed found no checkpoint in {directory}/{ENGINE_TAG}.")
 
 
 def clips_gradients_itself(accelerator: Accelerator) -> bool:

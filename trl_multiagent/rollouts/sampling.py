@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Sampler
 
 
-class JointSampler(Sampler[int]):
+class JointSampler(Sampler):
     """
     Repeats dataset indices so that each prompt gets a group of joint samples, and each generation batch is visited by
     every micro-step that uses it.
@@ -29,6 +29,8 @@ class JointSampler(Sampler[int]):
             Whether each epoch has a new random order.
         seed (`int`):
             Seed of that order.
+        placed (`bool`, *optional*, defaults to `False`):
+            Whether each index comes with its prompt's place in the training, `"<epoch>/<number>"`, for `FetchedRows`.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class JointSampler(Sampler[int]):
         repeat_count: int = 1,
         shuffle: bool = True,
         seed: int = 0,
+        placed: bool = False,
     ):
         self.num_rows = len(data_source)
         self.num_generations = num_generations
@@ -46,6 +49,8 @@ class JointSampler(Sampler[int]):
         self.repeat_count = repeat_count
         self.shuffle = shuffle
         self.seed = seed
+        self.placed = placed
+        self.epoch = 0  # of the next order
         self.generator = torch.Generator().manual_seed(seed)
 
     @property
@@ -54,18 +59,23 @@ class JointSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of an epoch, counted from 0, as if those before it had been gone through."""
+        self.epoch = epoch
         self.generator.manual_seed(self.seed)
         if self.shuffle:
             for _ in range(epoch):
                 torch.randperm(self.num_rows, generator=self.generator)
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[int | tuple[int, str]]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
         order = list(range(self.num_rows))
         if self.shuffle:
             order = torch.randperm(self.num_rows, generator=self.generator).tolist()
         for batch in range(self.num_batches):
             start = batch * self.num_prompts
-            chunk = [order[position % self.num_rows] for position in range(start, start + self.num_prompts)]
+            chunk = [
+                (order[place % self.num_rows], f"{epoch}/{place}") if self.placed else order[place % self.num_rows]
+                for place in range(start, start + self.num_prompts)
+            ]
             group = [index for index in chunk for _ in range(self.num_generations)]
             for _ in range(self.repeat_count):
                 yield from group

@@ -21,6 +21,7 @@ from ..functional.masking import masked_mean
 from ..functional.value_losses import value_loss
 from ..models.critic import is_own_critic, read_values
 from ..models.team import MultiAgentModel
+from ..models.value_head import ValueHead
 from ..rollouts.batch import JointBatch
 from ..rollouts.interaction import Turn
 from .actor_critic_config import ActorCriticConfig
@@ -227,6 +228,20 @@ class ActorCriticTrainer(MultiAgentTrainer, ABC):
         counts, sums = zip(*gather_object([(len(own), own.sum().item())]), strict=True)
         mean = math.fsum(sums) / max(sum(counts), 1)
         return sum(counts), mean, math.fsum(gather_object([((own - mean) ** 2).sum().item()]))
+
+    def _team_state(self) -> dict[str, Any]:
+        # Not as in the heads' files: those of a checkpoint amid an accumulation have taken in a batch more
+        return {**super()._team_state(), "moments": [head.get_extra_state() for head in self._heads()]}
+
+    def _load_team_state(self, state: dict[str, Any]) -> None:
+        super()._load_team_state(state)
+        for head, moments in zip(self._heads(), state["moments"], strict=True):
+            head.set_extra_state(moments)
+
+    def _heads(self) -> list[ValueHead]:
+        """Each value head once."""
+        heads = [self._critic_of(self.model, valuation).value_head for valuation in self._valuations()]
+        return list(dict.fromkeys(heads))
 
     # Loss
 

@@ -39,6 +39,13 @@ class CompletionsLog:
         self.reward_names = reward_names
         self._rows: list[dict[str, Any]] = []
 
+    def state(self) -> list[dict[str, Any]]:
+        """The rows that wait to be written, for a checkpoint."""
+        return self._rows
+
+    def load(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = rows
+
     def note(self, batch: JointBatch) -> None:
         """Keep a batch instead of the one before. Call it on every process."""
         per_func = [turn.rewards for turn in batch.turns]
@@ -66,18 +73,22 @@ class CompletionsLog:
                 rows.append(row)
         self._rows = gather_object(rows)
 
-    def write(self, args: MultiAgentConfig, step: int) -> None:
+    def write(self, args: MultiAgentConfig, step: int) -> pd.DataFrame | None:
         """
-        Write the table, print a sample of it if rich is installed, and hand it to W&B and trackio if they are on.
+        Write the table, and print a sample of it if rich is installed.
 
         Args:
             args ([`MultiAgentConfig`]):
-                `output_dir`, `report_to`, `num_completions_to_print` and `log_unique_prompts` are read.
+                `output_dir`, `num_completions_to_print` and `log_unique_prompts` are read.
             step (`int`):
                 Optimizer step.
+
+        Returns:
+            [`~pandas.DataFrame`], *optional*: the table to show elsewhere; with `log_unique_prompts` one row for each
+            prompt. `None` without rows.
         """
         if not self._rows:
-            return
+            return None
         frame = pd.DataFrame(self._rows)
         frame.insert(0, "step", step)
         for name in self.agent_names:
@@ -93,8 +104,7 @@ class CompletionsLog:
         frame.to_parquet(os.path.join(directory, f"completions_{step:05d}.parquet"))
         if args.log_unique_prompts:
             frame = frame[~frame[f"{self.agent_names[0]}/prompt"].astype(str).duplicated()]
-        for backend in _table_backends(args):
-            backend.log({"completions": backend.Table(dataframe=frame)})
+        return frame
 
     def _print(self, frame: pd.DataFrame, count: int | None, step: int) -> None:
         for name in self.agent_names:
@@ -120,17 +130,3 @@ def _advantage_of_rows(inputs: dict[str, Any]) -> torch.Tensor:
         return advantages
     tokens = trained_tokens(inputs)
     return advantages.masked_fill(~tokens, 0.0).sum(dim=1) / tokens.sum(dim=1).clamp(min=1)
-
-
-def _table_backends(args: MultiAgentConfig) -> list:
-    backends = []
-    if "wandb" in args.report_to:
-        import wandb
-
-        if wandb.run is not None:
-            backends.append(wandb)
-    if "trackio" in args.report_to:
-        import trackio
-
-        backends.append(trackio)
-    return backends

@@ -71,7 +71,7 @@ REFUSED_OPTIONS: dict[str, str] = {
     "parallelism_config": "tensor, context and sequence parallelism are not offered",
     "fp16_full_eval": "evaluation samples with the weights as they are trained",
     "bf16_full_eval": "evaluation samples with the weights as they are trained",
-    "enable_jit_checkpoint": "signals are not handled yet",
+    "enable_jit_checkpoint": "a run that saves checkpoints saves one on SIGTERM by itself",
 }
 
 

@@ -26,8 +26,11 @@ from ..agents.loading import (
     resolve_tokenizers,
 )
 from ..callbacks.sync_references import SyncReferencesCallback
-from ..callbacks.wandb_run import WandbRunCallback
+from ..callbacks.trackio_completions import TrackioCompletionsCallback
+from ..callbacks.wandb_resume import install_wandb
 from ..checkpoints.export import check_saveable, entity_directories
+from ..checkpoints.random_states import own_random_state
+from ..checkpoints.stateful import CompletionsLogger
 from ..functional.returns import discounted_returns
 from ..models.team import MultiAgentModel
 from ..placement.backends import (
@@ -49,16 +52,14 @@ from ..rollouts.transition import Transition
 from .completions_log import CompletionsLog
 from .entity_optimizer import DecayGuard, is_critic, split_by_entity
 from .multi_agent_config import MultiAgentConfig
-from .random_state import own_random_state
-from .team_data import TeamData
+from .team_checkpoints import TeamCheckpoints
 from .team_metrics import TeamMetrics
-from .team_saving import TeamSaving
 
 
 logger = logging.getLogger(__name__)
 
 
-class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
+class MultiAgentTrainer(TeamCheckpoints, Trainer):
     """
     Trains N actors, and their critics, on a joint reward. A step reads: sample every actor, score the joint responses,
     turn by turn, give credit, sum the actors' TRL losses and the critics' loss, log.
@@ -99,8 +100,8 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
         quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
             For actors that are loaded by identifier.
         wandb_config (`dict`, *optional*):
-            What `wandb.init` is called with (`project`, `name`, `entity`, `tags`, `dir`, `id`, `resume`, ...); turns
-            `report_to="wandb"` on.
+            What `wandb.init` is called with (`project`, `name`, `entity`, `tags`, `dir`, `id`, `resume`, ...), and
+            `config_sections`, see [`WandbResumeCallback`]; turns `report_to="wandb"` on.
         processing_class, reward_funcs:
             Hugging Face's words for `tokenizer` and `reward_func`.
 
@@ -203,8 +204,10 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
             callbacks=callbacks,
             optimizers=optimizers,
         )
-        if wandb_config is not None:
-            self.callback_handler.callbacks.insert(0, WandbRunCallback(wandb_config))
+        if "wandb" in args.report_to:
+            install_wandb(self.callback_handler.callbacks, wandb_config)
+        if "trackio" in args.report_to:
+            self.add_callback(TrackioCompletionsCallback())
         self.interaction = Interaction(
             self.agent_trainers, self.formatters, self.reward, self._weighted, self.accelerator, self.transition
         )
@@ -461,6 +464,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
             self._decay_guard.note(name, taught)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
+        self._end_if_preempted()
         started = time.perf_counter()
         model.train()
         for agent in self.agent_trainers:
@@ -472,6 +476,7 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
                 losses.append(super().training_step(model, part, num_items_in_batch))
         loss = functools.reduce(torch.add, losses, super().training_step(model, last, num_items_in_batch))
         self._step += 1
+        self._position.batches += 1
         self._step_time += time.perf_counter() - started
         if self._step % self.current_gradient_accumulation_steps == 0:
             self._metrics.add("train", "step_time", self._step_time)
@@ -560,9 +565,12 @@ class MultiAgentTrainer(TeamData, TeamSaving, Trainer):
             if "learning_rate" in logs:
                 rates = [g["lr"] for g in self.optimizer.param_groups if is_critic(g.get("entity", ""))]
                 logs.update({"critic/learning_rate": rates[0]} if rates else {})
-        super().log(logs, start_time)
         if self.args.log_completions and self.accelerator.is_main_process:
-            self._completions.write(self.args, self.state.global_step)
+            table = self._completions.write(self.args, self.state.global_step)
+            for callback in self.callback_handler.callbacks:
+                if table is not None and isinstance(callback, CompletionsLogger):
+                    callback.on_completions(self.args, self.state, self.control, table)
+        super().log(logs, start_time)
 
 
 def _identity(rows: list) -> list:

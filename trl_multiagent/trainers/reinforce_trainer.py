@@ -159,7 +159,7 @@ class ReinforceTrainer(MultiAgentTrainer):
         return total.item() / batch.num_samples
 
     def _team_state(self) -> dict[str, Any]:
-        return {**super()._team_state(), "role_baselines": self._role_baselines}
+        return {**super()._team_state(), "role_baselines": dict(self._role_baselines)}
 
     def _load_team_state(self, state: dict[str, Any]) -> None:
         super()._load_team_state(state)

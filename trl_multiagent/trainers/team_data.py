@@ -5,6 +5,7 @@ import datasets
 from transformers import Trainer
 
 from .._compat import RepeatSampler, repeat_iterable_dataset
+from ..rollouts.fetching import FetchedRows, FetchedStream, makes_rows
 from ..rollouts.sampling import JointSampler
 
 
@@ -14,6 +15,8 @@ class TeamData(Trainer):
     """
 
     _train_sampler: JointSampler | None = None
+    # The training set, where its rows are made when they are fetched
+    _fetched_rows: FetchedRows | None = None
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = []
@@ -23,6 +26,7 @@ class TeamData(Trainer):
         args, dataset = self.args, self.train_dataset
         if dataset is None:
             raise ValueError("Training needs a `train_dataset`.")
+        self._fetched_rows = None
         if isinstance(dataset, datasets.IterableDataset):
             dataset = dataset.shuffle(seed=args.seed) if args.shuffle_dataset else dataset
             dataset = repeat_iterable_dataset(
@@ -31,6 +35,9 @@ class TeamData(Trainer):
                 batch_size=args.generation_batch_size // args.num_generations,
                 repeat_count=args.num_iterations * args.steps_per_generation,
             )
+            dataset = FetchedStream(dataset, args.seed)
+        elif makes_rows(dataset):
+            dataset = self._fetched_rows = FetchedRows(dataset, args.seed)
         return self._get_dataloader(
             dataset=dataset,
             description="Training",
@@ -48,6 +55,7 @@ class TeamData(Trainer):
             repeat_count=args.num_iterations * args.steps_per_generation,
             shuffle=args.shuffle_dataset,
             seed=args.seed if args.data_seed is None else args.data_seed,
+            placed=self._fetched_rows is not None,
         )
         return self._train_sampler
 

@@ -5,6 +5,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -46,6 +47,23 @@ class TeamMetrics:
         # each actor and name, tensors over joint responses
         self._eval_values: dict[int, dict[str, list[torch.Tensor]]] = {}
         self._eval_samples_left: int | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What was collected for the next training log, for a checkpoint."""
+        return {
+            "values": _copied(self._values["train"]),
+            "by_actor": [_copied(values) for values in self._by_actor],
+            "by_trl": [agent.training_metrics() for agent in self.agents],
+            "shared_rewards": self._shared_rewards,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._values["train"].update(_copied(state["values"]))
+        for own, saved in zip(self._by_actor, state["by_actor"], strict=True):
+            own.update(_copied(saved))
+        for agent, saved in zip(self.agents, state["by_trl"], strict=True):
+            agent.load_training_metrics(saved)
+        self._shared_rewards = state["shared_rewards"]
 
     def add(self, mode: str, name: str, value: float) -> None:
         self._values[mode][name].append(value)
@@ -157,6 +175,10 @@ def _describe(name: str, values: torch.Tensor) -> dict[str, float]:
         return {name: mean}
     std = valid.std().item() if valid.numel() > 1 else math.nan
     return {name: mean, f"{name}_std": std} if name == "reward" else {f"{name}/mean": mean, f"{name}/std": std}
+
+
+def _copied(lists: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name: list(values) for name, values in lists.items()}
 
 
 def _mean(values: list[float]) -> float | None:
