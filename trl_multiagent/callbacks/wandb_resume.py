@@ -1,10 +1,10 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """One W&B run for a training, also when it is resumed: everything that the package knows of W&B."""
 
-import json
+import copy
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,28 @@ import pandas as pd
 from transformers import TrainerCallback
 from transformers.integrations import WandbCallback
 
+from .wandb_records import offline_files, rows
+
 
 logger = logging.getLogger(__name__)
 
-# Ids of the runs that were started here; such a run ends when the next training starts one of its own
-_started: set[str] = set()
-
 # The x-axis of all metrics, as transformers names it in W&B
 X_AXIS = "train/env_step"
+
+# A row of metrics: its kind ("train", or the first metric of an evaluation) and its optimizer step
+Row = tuple[str, int]
+
+# Ids of the runs that were started here; such a run ends when the next training starts one of its own
+_started: set[str] = set()
+# The rows of each run that was logged to in this process
+_rows_of_runs: dict[str, set[Row]] = {}
 
 
 class WandbResumeCallback(WandbCallback):
     """
     Logs a training to W&B as transformers' own callback does, with `env_step` as the x-axis, and goes on in the same
-    run when a training is resumed: what is done again since the checkpoint is not logged twice.
+    run when a training is resumed. Rows that it has already, of steps that are done again, are not logged twice; rows
+    up to the checkpoint that it has not, since a killed process takes its last ones along, are logged anew.
 
     It takes the place of transformers' callback, which `report_to="wandb"` brings; team trainers put it there by
     themselves. In another trainer pass it as a callback with `report_to="none"`.
@@ -51,10 +59,11 @@ class WandbResumeCallback(WandbCallback):
             )
         self._sections = dict(sections or {})
         self._checkpoint_identity: dict[str, Any] | None = None
-        # For each kind of row, the last step of which the run has one: of earlier processes, and in all
-        self._logged_before: dict[str, int] = {}
-        self._logged: dict[str, int] = {}
-        self._logged_file: Path | None = None
+        # Rows that the run has, and a step up to which it has all
+        self._rows: set[Row] = set()
+        self._complete_until = -1
+        # The run of an evaluation before the training, which uses it too
+        self._evaluated_run: str | None = None
         self._table: pd.DataFrame | None = None
 
     # A tracker of a resumed run, see `RunTracker`
@@ -75,13 +84,15 @@ class WandbResumeCallback(WandbCallback):
     # Events
 
     def on_train_begin(self, args, state, control, model=None, **kwargs) -> None:
-        if state.is_world_process_zero:
-            self._start(args, state)
-        self._checkpoint_identity = None
         self._initialized = False  # a second training may have another run
         super().on_train_begin(args, state, control, model=model, **kwargs)
+        if state.is_world_process_zero and self._continues_checkpoint():
+            self._log_missing(args, state, control)
+        self._checkpoint_identity = self._evaluated_run = None
 
     def setup(self, args, state, model, **kwargs) -> None:
+        if state.is_world_process_zero:
+            self._start(args, state)
         super().setup(args, state, model, **kwargs)
         if state.is_world_process_zero:
             if self._sections:
@@ -93,13 +104,16 @@ class WandbResumeCallback(WandbCallback):
         """Start or continue the run."""
         wanted = self._wanted(args)
         run = self._wandb.run
-        if run is not None and run.id in _started - {wanted.get("id")}:
+        if run is not None and run.id in _started - {wanted.get("id"), self._evaluated_run}:
             self._wandb.finish()
         if self._wandb.run is None:
             _started.add(self._wandb.init(**wanted).id)
-        elif self._wandb.run.id != wanted.get("id") and self.config:
+        elif self.config and run.id not in (wanted.get("id"), self._evaluated_run):
             logger.warning("A W&B run is active already (%s); it is used, and not `wandb_config`.", run.id)
-        self._find_logged(args, state)
+        run = self._wandb.run
+        if run.id not in _rows_of_runs:
+            _rows_of_runs[run.id] = self._find_rows(run, state) if state.global_step > 0 else set()
+        self._rows = _rows_of_runs[run.id]
 
     def _wanted(self, args) -> dict[str, Any]:
         """What `wandb.init` is called with."""
@@ -112,21 +126,30 @@ class WandbResumeCallback(WandbCallback):
             wanted |= {**self._checkpoint_identity, "resume": "allow"}
         return wanted
 
-    def _find_logged(self, args, state) -> None:
+    def _continues_checkpoint(self) -> bool:
+        return self._checkpoint_identity is not None and self._checkpoint_identity["id"] == self._wandb.run.id
+
+    def _find_rows(self, run, state) -> set[Row]:
         """
-        Find up to where the run has rows. W&B knows it of a run that it resumed; offline, and where the last rows are
-        still on their way, a small file in `output_dir` does.
+        Find which rows a continued run has. W&B knows it of a run that it resumed; offline, the files of its earlier
+        parts do. Where neither is at hand, the rows up to the checkpoint are taken to be there.
         """
-        run = self._wandb.run
-        self._logged_file = Path(args.output_dir) / f"wandb-{run.id}.json"
-        self._logged_before = {}
-        if state.global_step > 0:
-            if self._logged_file.is_file():
-                self._logged_before = json.loads(self._logged_file.read_text(encoding="utf-8"))
-            if run.resumed:
-                known = int(run.summary.get("train/global_step", 0))
-                self._logged_before["train"] = max(self._logged_before.get("train", 0), known)
-        self._logged = dict(self._logged_before)
+        if run.resumed:
+            self._complete_until = int(run.summary.get("train/global_step", -1))
+            return set()
+        files = offline_files(run.settings.wandb_dir, run.id) if run.offline else []
+        earlier = [file for file in files if file.parent != Path(run.settings.sync_dir)]
+        if not earlier:
+            self._complete_until = state.global_step
+        logged = [row for file in earlier for row in rows(file) if "train/global_step" in row]
+        return {(_kind(row), int(row["train/global_step"])) for row in logged}
+
+    def _log_missing(self, args, state, control) -> None:
+        """Log the rows up to the checkpoint that are not there."""
+        for logs in state.log_history:
+            past = copy.copy(state)
+            past.global_step = logs["step"]
+            self.on_log(args, past, control, logs={name: logs[name] for name in logs if name != "step"})
 
     def on_completions(self, args, state, control, table: pd.DataFrame) -> None:
         """Keep a table of completions for the row that is logged next."""
@@ -136,23 +159,23 @@ class WandbResumeCallback(WandbCallback):
         table, self._table = self._table, None
         if not state.is_world_process_zero:
             return
+        if not self._initialized:  # an evaluation before any training
+            self.setup(args, state, model)
+            self._evaluated_run = self._wandb.run.id
         if "train_runtime" in logs:  # the end of a call of `train`: numbers of the run, and no step of its own
             self._wandb.run.summary.update({name: logs[name] for name in logs if name not in ("epoch", "env_step")})
             return
-        kind = min((name for name in logs if name.startswith("eval_")), default="train")
-        if state.global_step <= self._logged_before.get(kind, -1):
+        row = _kind(name.replace("eval_", "eval/", 1) for name in logs if name.startswith("eval_")), state.global_step
+        if row in self._rows or state.global_step <= self._complete_until:
             return  # done again since the checkpoint, to the same numbers
+        self._rows.add(row)
         if table is not None:
             logs = {**logs, "completions": self._wandb.Table(dataframe=table)}
         super().on_log(args, state, control, model=model, logs=logs, **kwargs)
-        self._note_logged(kind, state.global_step)
 
-    def _note_logged(self, kind: str, step: int) -> None:
-        self._logged[kind] = step
-        partial = self._logged_file.with_suffix(".partial")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(self._logged), encoding="utf-8")
-        os.replace(partial, self._logged_file)
+
+def _kind(names: Iterable[str]) -> str:
+    return min((name for name in names if name.startswith("eval/")), default="train")
 
 
 def install_wandb(callbacks: list[TrainerCallback], config: Mapping[str, Any] | None) -> None:

@@ -4,17 +4,19 @@ Export of a team: `agent_0/`, `agent_1/`, ..., and `critic/`, or `agent_0/critic
 `from_pretrained`, with `value_head.pt` beside the backbone it belongs to.
 """
 
+import contextlib
 import copy
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from .._compat import find_file
 from ..models.critic import ValueModel, is_own_critic, without_value_head
@@ -89,7 +91,7 @@ def _save_entity(module: nn.Module, tokenizer: PreTrainedTokenizerBase, director
         stale.unlink()
     if is_adapter:
         (directory / "config.json").unlink(missing_ok=True)
-    with without_value_head(model):
+    with without_value_head(model), _no_progress_bars():
         if merge:
             # Merging changes weights in the last bits and merging back does not restore them, so a copy is merged
             copy.deepcopy(model).merge_and_unload().save_pretrained(directory)
@@ -227,9 +229,22 @@ def load_weights(model: nn.Module, path: str | os.PathLike, trust_remote_code: b
     # The widest holds all others, so that copying into the model's own types changes no bit
     widest = max(kinds, key=lambda kind: kind.itemsize)
     dtype = widest if len(kinds) == 1 else torch.promote_types(torch.float32, widest)
-    saved = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=trust_remote_code)
+    with _no_progress_bars():
+        saved = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=trust_remote_code)
     with without_value_head(model):
         model.load_state_dict(saved.state_dict())
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Inside, saving and loading shows no bar for each model: a checkpoint is one thing, and is written often."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def load_team(team: MultiAgentModel, directory: str | os.PathLike, trust_remote_code: bool = False) -> None:

@@ -115,15 +115,18 @@ ENGINE_TAG = "deepspeed"  # directory of an engine's files in a checkpoint
 
 
 def save_engine(engine: Any, directory: str, attempt: Callable[..., None]) -> None:
-    """Write what a DeepSpeed engine needs to go on into `directory/deepspeed`. Call it on every process."""
+    """
+    Write what a DeepSpeed engine needs to go on into `directory/deepspeed`; without frozen weights, which do not
+    change. Call it on every process.
+    """
     with _guarded_checkpoints(engine, attempt):
-        engine.save_checkpoint(directory, tag=ENGINE_TAG, save_latest=False)
+        engine.save_checkpoint(directory, tag=ENGINE_TAG, save_latest=False, exclude_frozen_parameters=True)
 
 
 def load_engine(engine: Any, directory: str) -> None:
     """Let a DeepSpeed engine, with optimizer and scheduler, go on from what `save_engine` wrote."""
     with _guarded_checkpoints(engine, lambda part, *args: part(*args)):
-        loaded, _ = engine.load_checkpoint(directory, tag=ENGINE_TAG)
+        loaded, _ = engine.load_checkpoint(directory, tag=ENGINE_TAG, load_module_strict=False)
     if loaded is None:
         raise ValueError(f"DeepSpeed found no checkpoint in {directory}/{ENGINE_TAG}.")
 

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from .._compat import rotate_checkpoints
+from .._compat import get_callable_name, rotate_checkpoints
 from ..checkpoints import storage
 from ..checkpoints.export import entity_directories, load_team, load_weights
 from ..checkpoints.metadata import RUN_FILE, read_run_file
@@ -186,7 +186,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             },
             "train_dataset": describe_dataset(self.train_dataset),
             "reward_func": self.reward.names,
-            "formatters": [formatter.name for formatter in self.formatters],
+            "formatters": [get_callable_name(formatter.formatter) for formatter in self.formatters],
             "external_transition": None if self.transition is None else self.transition.name,
             "optimizer": None if given is None else type(given).__name__,
             "backend": describe_backend(self.accelerator),
