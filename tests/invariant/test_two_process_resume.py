@@ -7,6 +7,7 @@ This file is also the script that the two processes run: `torchrun --nproc_per_n
 <ZeRO stage>`. A process leaves what it saw in `<directory>/rank_<i>.json`.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from accelerate.state import AcceleratorState
 from critic_teams import adapter
@@ -42,7 +44,6 @@ from trl_multiagent.placement.backends import local_part, states_by_group
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH_TIMEOUT = 600  # seconds; a launch takes a small part of it, so what runs into it hangs
 STEPS = 5
-BACKENDS = {"DDP": 0, "ZeRO-2": 2, "ZeRO-3": 3}
 
 # A generation batch serves two micro-batches in two iterations, so four updates: a resume at 1, 2, 3 or 5 finds it
 # partly used. An epoch has three of them.
@@ -66,6 +67,8 @@ CASES = {
     ),
 }
 ALL_CASES = [*CASES, *(f"{name}, LoRA" for name in ("MAGRPO", "MAAC", "IAC", "IAC, shared"))]
+# ZeRO stage and cases of each back end
+BACKENDS = {"DDP": (0, ALL_CASES), "ZeRO-2": (2, ALL_CASES), "ZeRO-3": (3, ["MAGRPO", "MAAC", "IAC, shared, LoRA"])}
 
 
 def with_random_words(row):
@@ -147,32 +150,38 @@ def what_it_is(trainer) -> dict:
 
 def main(command: str, directory: str, stage: str) -> None:
     directory, stage, rank = Path(directory), int(stage), int(os.environ["RANK"])
-    if command == "resume all":
-        report = {}
-        for case in ALL_CASES:
-            report[case] = {}
-            for start in range(STEPS):
-                AcceleratorState._reset_state()  # the next trainer may bring its own DeepSpeed plugin
-                output = directory / case / ("run" if start == 0 else f"from {start}")
-                trainer = build(case, output, stage, save_strategy="steps" if start == 0 else "no")
-                trainer.train(
-                    resume_from_checkpoint=str(directory / case / "run" / f"checkpoint-{start}") if start else None
-                )
-                report[case][start] = what_it_is(trainer)
+    if command == "resume from every step":
+        report = {case: train_and_resume(case, directory / case, stage) for case in dict(BACKENDS.values())[stage]}
     else:
-        callbacks = [KillSecondProcess()] if command == "kill" else []
+        stop = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM}.get(command)
+        callbacks = [] if stop is None else [SignalSecondProcess(stop)]
         trainer = build("IAC, shared", directory / "run", stage, callbacks)
         trainer.train(resume_from_checkpoint=command == "resume")
         report = what_it_is(trainer)
     (directory / f"rank_{rank}.json").write_text(json.dumps(report))
 
 
-class KillSecondProcess(TrainerCallback):
-    """Kills the second process in the middle of the third step's accumulation."""
+def train_and_resume(case: str, directory: Path, stage: int) -> list[dict]:
+    """What each training comes to: at once, and from the checkpoint of every step."""
+    reports = []
+    for start in range(STEPS):
+        AcceleratorState._reset_state()  # the next trainer may bring its own DeepSpeed plugin
+        whole = directory / "whole"
+        trainer = build(case, directory / f"from {start}" if start else whole, stage)
+        trainer.train(resume_from_checkpoint=str(whole / f"checkpoint-{start}") if start else None)
+        reports.append(what_it_is(trainer))
+    return reports
+
+
+class SignalSecondProcess(TrainerCallback):
+    """Sends a signal to the second process in the middle of the third step's accumulation."""
+
+    def __init__(self, signum: int):
+        self.signum = signum
 
     def on_substep_end(self, args, state, control, **kwargs):
         if state.global_step == 2 and args.process_index == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.signum)
 
 
 def launch(command: str, directory: Path, stage: int) -> subprocess.CompletedProcess:
@@ -193,6 +202,65 @@ def launch(command: str, directory: Path, stage: int) -> subprocess.CompletedPro
         text=True,
         timeout=LAUNCH_TIMEOUT,
     )
+
+
+# The tests
+
+
+def reports(directory: Path) -> list[dict]:
+    return [json.loads((directory / f"rank_{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def from_every_step(request, tmp_path_factory):
+    """Back end, and the reports of both processes."""
+    directory = tmp_path_factory.mktemp("resume")
+    launched = launch("resume from every step", directory, BACKENDS[request.param][0])
+    assert launched.returncode == 0, launched.stderr[-4000:]
+    return request.param, reports(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_resume_from_any_step_is_the_run_that_never_stopped(from_every_step):
+    """B02, B03, B05, B06: weights, moments of heads, optimizer states and the log of each process."""
+    backend, processes = from_every_step
+    for process, by_case in enumerate(processes):
+        assert list(by_case) == BACKENDS[backend][1]
+        for case, (whole, *resumed) in by_case.items():
+            assert whole["processes"] == 2 and whole["steps"] == STEPS and whole["states"][0] > 0
+            assert [row["step"] for row in whole["rows"]] == [2, 4]
+            for start, report in enumerate(resumed, start=1):
+                assert report == whole, f"{case} on process {process}, from step {start}"
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stop", ["kill", "terminate"])
+def test_a_run_whose_second_process_was_stopped_amid_an_accumulation_goes_on_exactly(stop, stage, whole_run, tmp_path):
+    stopped = launch(stop, tmp_path, stage)
+    assert stopped.returncode != 0 and not list(tmp_path.glob("rank_*"))
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    if stop == "terminate":
+        assert "ended by SIGTERM after 2 optimizer steps" in stopped.stderr and "exitcode: 143" in stopped.stderr
+    resumed = launch("resume", tmp_path, stage)
+    assert resumed.returncode == 0, resumed.stderr[-4000:]
+    assert reports(tmp_path) == whole_run(stage)
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """Reports of both processes of a run that nobody stops, by ZeRO stage."""
+
+    @functools.cache
+    def run(stage: int) -> list[dict]:
+        directory = tmp_path_factory.mktemp("whole")
+        launched = launch("whole", directory, stage)
+        assert launched.returncode == 0, launched.stderr[-4000:]
+        return reports(directory)
+
+    return run
 
 
 if __name__ == "__main__":
