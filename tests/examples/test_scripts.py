@@ -15,6 +15,8 @@ import yaml
 from tiny import CHAT_TEMPLATE, gpt2, llama, tok
 from transformers import AutoModelForCausalLM
 
+from trl_multiagent.callbacks.wandb_records import offline_files, rows
+
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,6 +75,31 @@ def test_train_maac_takes_local_models_and_data_and_shows_what_came_of_it(tmp_pa
     for entity in ("agent_0", "agent_1", "critic"):
         AutoModelForCausalLM.from_pretrained(output / entity)
     assert (output / "critic" / "value_head.pt").is_file()
+
+
+def test_resume_training_is_one_run_in_parts(tmp_path, models):
+    output = tmp_path / "run"
+    options = [
+        *("--agents", models["a"], models["b"], "--lora_rank", "2", "--first_part_epochs", "1"),
+        *("--max_completion_length", "6", "--num_generations", "2", "--per_device_train_batch_size", "4"),
+        *("--output_dir", str(output)),
+    ]
+    first = launch("resume_training.py", *options, "--num_train_epochs", "2")
+    assert first.returncode == 0, first.stderr[-3000:]
+    assert "The first part, up to epoch 1: from the start." in first.stdout
+    assert f"The second part, up to epoch 2: on from {output / 'checkpoints' / 'checkpoint-1'}." in first.stdout
+    again = launch("resume_training.py", *options, "--num_train_epochs", "2")
+    assert "All 2 epochs are done" in again.stdout
+    third = launch("resume_training.py", *options, "--num_train_epochs", "3")
+    assert third.returncode == 0, third.stderr[-3000:]
+    steps = [line.split()[:2] for line in third.stdout.splitlines() if line.split()[-1:] in (["first"], ["second"])]
+    assert steps == [[str(step), str(4 * step)] for step in range(1, 7)]
+    checkpoints = sorted(path.name for path in (output / "checkpoints").iterdir())
+    assert checkpoints == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    files = offline_files(output / "wandb")
+    assert len({file.name for file in files}) == 1 and len(files) >= 2
+    logged = sorted(row["train/env_step"] for file in files for row in rows(file) if "train/reward" in row)
+    assert logged == [4 * step for step in range(1, 7)]
 
 
 def test_train_iac_takes_local_critics_and_gives_them_adapters(tmp_path, models):
