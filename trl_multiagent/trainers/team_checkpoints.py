@@ -143,8 +143,8 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         self._boundaries = (
             None if checkpoint_dir is None else Boundaries(os.fspath(checkpoint_dir), checkpoint_interval)
         )
-        self._settings = self._describe()
         saves = self._boundaries is not None or self.args.save_strategy != "no"
+        self._settings = self._describe() if saves or resume_from_checkpoint else {}
         if saves:
             for name, stateful in self._stateful().items():
                 check_plain(name, stateful.state_dict())
@@ -269,6 +269,8 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         complete = self._position.batches == self._steps_in_epoch
         if complete or not training_stops:
             self._position = Position(self._position.epoch + 1)
+            if self._fetched_rows is not None:
+                self._fetched_rows.start(0)
 
     def _run_epoch(self, *, epoch: int, steps_in_epoch: int, **kwargs) -> None:
         self._steps_in_epoch = steps_in_epoch
@@ -367,7 +369,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         if not self.args.save_only_model:
             self._write_references(staged / REFERENCES, attempt)
             self._write_optimizer(staged, attempt)
-            attempt(torch.save, point, staged / _point_file(self.accelerator.process_index))
+            attempt(self._save_point, point, staged)
         if writes:
             attempt(self._write_run, staged, point)
         self._agree(attempt)
@@ -387,6 +389,10 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             exc_info=attempt.error,
         )
         return False
+
+    def _save_point(self, point: dict[str, Any], staged: Path) -> None:
+        check_plain("the training", point, "the point")
+        torch.save(point, staged / _point_file(self.accelerator.process_index))
 
     def _agree(self, attempt: Attempt) -> None:
         """Let every process know if a part failed on any."""
@@ -506,6 +512,11 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
 
     def _read_point(self, checkpoint: str) -> dict[str, Any]:
         path = os.path.join(checkpoint, _point_file(self.accelerator.process_index))
+        if not os.path.isfile(path):
+            raise CheckpointError(
+                f"{path} is not there for this process, although the main one found the checkpoint whole. All "
+                "processes must see the directory; without a shared one, copy it to each machine."
+            )
         return torch.load(path, map_location="cpu", weights_only=True)
 
     def _init_training_state(self, max_steps, num_update_steps_per_epoch, num_train_epochs, checkpoint, trial):

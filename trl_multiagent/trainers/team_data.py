@@ -5,6 +5,7 @@ import datasets
 from transformers import Trainer
 
 from .._compat import RepeatSampler, repeat_iterable_dataset
+from ..checkpoints.stateful import Stateful
 from ..rollouts.fetching import FetchedRows, FetchedStream, makes_rows
 from ..rollouts.sampling import JointSampler
 
@@ -37,6 +38,11 @@ class TeamData(Trainer):
             )
             dataset = FetchedStream(dataset, args.seed)
         elif makes_rows(dataset):
+            if isinstance(dataset, Stateful) and args.dataloader_num_workers:
+                raise ValueError(
+                    f"The training set has a state_dict(), and dataloader_num_workers={args.dataloader_num_workers}: "
+                    "its workers would have copies of it, whose states no checkpoint sees. Set it to 0."
+                )
             dataset = self._fetched_rows = FetchedRows(dataset, args.seed)
         return self._get_dataloader(
             dataset=dataset,
