@@ -9,10 +9,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 
 
@@ -60,19 +61,66 @@ def begin(target: str | os.PathLike) -> None:
     stage(target).mkdir()
 
 
-def commit(target: str | os.PathLike) -> None:
-    """Turn a stage into the checkpoint `target`: list its files, let them reach the disk, and rename it."""
+def save_tensors(value: Any, path: str | os.PathLike) -> None:
+    """`torch.save` without its checksums, which take more time than the writing: the manifest has better ones."""
+    computes = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(value, path)
+    finally:
+        torch.serialization.set_crc32_options(computes)
+
+
+class Sealer:
+    """
+    Hashes the files of a stage and lets them reach the disk, in the background, while others are still written.
+
+    Args:
+        target (`str` or path):
+            The checkpoint.
+    """
+
+    def __init__(self, target: str | os.PathLike):
+        self.staged = stage(target)
+        self._pool = ThreadPoolExecutor()  # hashing and waiting for the disk leave Python's lock alone
+        self._digests: dict[Path, Future[str]] = {}
+
+    def seal(self, *names: str) -> None:
+        """Begin with the files of some directories, to which no process writes any more."""
+        for name in names:
+            for path in sorted((self.staged / name).rglob("*")):
+                if path.is_file() and path not in self._digests:
+                    self._digests[path] = self._pool.submit(_hash_and_sync, path)
+
+    def files(self) -> dict[str, dict[str, Any]]:
+        """Size and hash of every file, by its name in the checkpoint; nothing writes any more."""
+        self.seal(".")
+        return {
+            path.relative_to(self.staged).as_posix(): {"size": path.stat().st_size, "xxh3_128": digest.result()}
+            for path, digest in self._digests.items()
+        }
+
+    def close(self) -> None:
+        """Leave out what was not begun."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def commit(target: str | os.PathLike, sealer: Sealer | None = None) -> None:
+    """
+    Turn a stage into the checkpoint `target`: list its files, let them reach the disk, and rename it.
+
+    Args:
+        target (`str` or path):
+            The checkpoint.
+        sealer ([`Sealer`], *optional*):
+            What began with its files.
+    """
     target, staged = Path(target), stage(target)
-    files = sorted(path for path in staged.rglob("*") if path.is_file())
-    with ThreadPoolExecutor() as pool:  # hashing and waiting for the disk leave Python's lock alone
-        hashes = list(pool.map(_hash_and_sync, files))
-    manifest = {
-        "saved_at": time.time(),
-        "files": {
-            path.relative_to(staged).as_posix(): {"size": path.stat().st_size, "xxh3_128": digest}
-            for path, digest in zip(files, hashes, strict=True)
-        },
-    }
+    sealer = Sealer(target) if sealer is None else sealer
+    try:
+        manifest = {"saved_at": time.time(), "files": sealer.files()}
+    finally:
+        sealer.close()
     with open(staged / MANIFEST_FILE, "w", encoding="utf-8") as file:
         json.dump(manifest, file, indent=1)
         file.flush()

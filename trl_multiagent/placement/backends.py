@@ -84,7 +84,9 @@ def local_part(parameter: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _guarded_checkpoints(engine: Any, attempt: Callable[..., None]) -> Iterator[None]:
+def _guarded_checkpoints(
+    engine: Any, attempt: Callable[..., None], save_tensors: Callable[[Any, str], None] = torch.save
+) -> Iterator[None]:
     """
     Inside, a DeepSpeed engine writes by `attempt`, so that an error on one process does not leave the others waiting,
     and loads tensors and a few known classes only: its own way runs whatever code a file holds.
@@ -98,7 +100,7 @@ def _guarded_checkpoints(engine: Any, attempt: Callable[..., None]) -> Iterator[
 
     class GuardedCheckpointEngine(TorchCheckpointEngine):
         def save(self, state_dict, path):
-            attempt(torch.save, state_dict, path)
+            attempt(save_tensors, state_dict, path)
 
         def load(self, path, map_location=None):
             with torch.serialization.safe_globals(known):
@@ -114,12 +116,14 @@ def _guarded_checkpoints(engine: Any, attempt: Callable[..., None]) -> Iterator[
 ENGINE_TAG = "deepspeed"  # directory of an engine's files in a checkpoint
 
 
-def save_engine(engine: Any, directory: str, attempt: Callable[..., None]) -> None:
+def save_engine(
+    engine: Any, directory: str, attempt: Callable[..., None], save_tensors: Callable[[Any, str], None] = torch.save
+) -> None:
     """
     Write what a DeepSpeed engine needs to go on into `directory/deepspeed`; without frozen weights, which do not
     change. Call it on every process.
     """
-    with _guarded_checkpoints(engine, attempt):
+    with _guarded_checkpoints(engine, attempt, save_tensors):
         engine.save_checkpoint(directory, tag=ENGINE_TAG, save_latest=False, exclude_frozen_parameters=True)
 
 

@@ -31,7 +31,7 @@ from ..checkpoints.settings import (
     versions,
 )
 from ..checkpoints.stateful import RunTracker, Stateful, check_plain
-from ..checkpoints.storage import Attempt, CheckpointError
+from ..checkpoints.storage import Attempt, CheckpointError, Sealer
 from ..placement.backends import describe_backend, full_parameters, load_engine, save_engine
 from .preemption import EXIT_CODE, Preemption
 from .team_data import TeamData
@@ -361,11 +361,13 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         """
         self.store_flos()
         point = self._collect_point() if point is None else point
-        attempt, writes, staged = Attempt(), self.args.should_save, storage.stage(target)
+        attempt, writes, staged, sealer = Attempt(), self.args.should_save, storage.stage(target), Sealer(target)
         if writes:
             attempt(storage.begin, target)
         self._agree(attempt)
         self._write_models(staged, None, attempt)
+        if writes:
+            attempt(sealer.seal, *(name for name, _ in entity_directories(self.model)))
         if not self.args.save_only_model:
             self._write_references(staged / REFERENCES, attempt)
             self._write_optimizer(staged, attempt)
@@ -374,11 +376,12 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             attempt(self._write_run, staged, point)
         self._agree(attempt)
         if writes:
-            attempt(storage.commit, target)
+            attempt(storage.commit, target, sealer)
         self._agree(attempt)
         if attempt.error is None:
             self._written[os.path.realpath(target)] = point["step"]
             return True
+        sealer.close()
         if writes:
             storage.discard(target)
         logger.error(
@@ -392,7 +395,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
 
     def _save_point(self, point: dict[str, Any], staged: Path) -> None:
         check_plain("the training", point, "the point")
-        torch.save(point, staged / _point_file(self.accelerator.process_index))
+        storage.save_tensors(point, staged / _point_file(self.accelerator.process_index))
 
     def _agree(self, attempt: Attempt) -> None:
         """Let every process know if a part failed on any."""
@@ -420,19 +423,19 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
 
     def _write_optimizer(self, staged: Path, attempt: Attempt) -> None:
         if self.is_deepspeed_enabled:
-            save_engine(self.model_wrapped, str(staged), attempt)
+            save_engine(self.model_wrapped, str(staged), attempt, storage.save_tensors)
         elif self.args.should_save:
             attempt(self._save_optimizer, staged / OPTIMIZER_FILE)
         if self.args.should_save:
             attempt(self._save_scheduler, staged)
 
     def _save_optimizer(self, path: Path) -> None:
-        torch.save(optimizer_state(self.optimizer, self.model), path)
+        storage.save_tensors(optimizer_state(self.optimizer, self.model), path)
 
     def _save_scheduler(self, staged: Path) -> None:
-        torch.save(self.lr_scheduler.state_dict(), staged / SCHEDULER_FILE)
+        storage.save_tensors(self.lr_scheduler.state_dict(), staged / SCHEDULER_FILE)
         if self.accelerator.scaler is not None:
-            torch.save(self.accelerator.scaler.state_dict(), staged / SCALER_FILE)
+            storage.save_tensors(self.accelerator.scaler.state_dict(), staged / SCALER_FILE)
 
     def _write_run(self, staged: Path, point: dict[str, Any]) -> None:
         """Write transformers' state, and what the checkpoint says of its run."""
