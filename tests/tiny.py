@@ -137,7 +137,8 @@ def parameters(module: torch.nn.Module) -> torch.Tensor:
 def weights_hash(module: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for parameter in module.parameters():
-        digest.update(parameter.detach().cpu().numpy().tobytes())
+        bits = parameter.detach().cpu().reshape(-1).view(torch.uint8)  # NumPy has no bfloat16
+        digest.update(bits.numpy().tobytes())
     return digest.hexdigest()
 
 
