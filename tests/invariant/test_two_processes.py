@@ -811,7 +811,7 @@ def test_one_wandb_run_for_three_actors(tmp_path, monkeypatch):
     trainer.train()
     assert seen["init"] == 1
     assert len([row for row in seen["log"] if "train/loss" in row]) == 2
-    assert len(seen["log"]) == 3
+    assert len(seen["log"]) == 2  # the numbers of the whole run are in its summary
 
 
 @pytest.mark.distributed
