@@ -33,7 +33,7 @@ def team_with_critics(kind, output_dir, lora=False, kwargs=None, **options):
     config_class, trainer_class = (MAACConfig, MAACTrainer) if kind == "MAAC" else (IACConfig, IACTrainer)
     options = {"critic_learning_rate": 1e-2, "value_normalization": True, "influence_steps": 0, **options}
     args = team_args(config_class, output_dir, **options)
-    return trainer_class(reward_func=word_reward, args=args, **kwargs)
+    return trainer_class(args=args, **{"reward_func": word_reward, **kwargs})
 
 
 def adapter():

@@ -182,8 +182,10 @@ def describe_dataset(dataset: Any) -> dict[str, Any]:
     if not isinstance(dataset, datasets.Dataset):
         has_length = not isinstance(dataset, torch.utils.data.IterableDataset)
         return {"rows": len(dataset) if has_length else None, "columns": None, "sample": None}
-    rows = dataset.with_format(None)  # as they are stored: a transform may draw
-    sample = [rows[index] for index in range(0, len(rows), max(1, len(rows) // _SAMPLED))]
+    rows = dataset.with_format(None)  # as they are stored: a transform, or a class of its own, may draw or count
+    sample = [
+        datasets.Dataset.__getitem__(rows, index) for index in range(0, len(rows), max(1, len(rows) // _SAMPLED))
+    ]
     return {"rows": len(rows), "columns": sorted(rows.column_names), "sample": _hash(sample)}
 
 

@@ -273,6 +273,9 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
                 self._fetched_rows.start(0)
 
     def _run_epoch(self, *, epoch: int, steps_in_epoch: int, **kwargs) -> None:
+        if self.state.global_step >= self.state.max_steps:  # the run had ended in the middle of this epoch
+            self.control.should_training_stop = True
+            return
         self._steps_in_epoch = steps_in_epoch
         if epoch != self._position.epoch:
             self._position = Position(epoch)
@@ -536,6 +539,8 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         if checkpoint is None:
             self._position = Position()
             return start
+        if not self.is_deepspeed_enabled:
+            load_team(self.model, checkpoint, self.args.trust_remote_code)
         point = self._resumed_point
         self._position = Position(point["epoch"], point["batches"])
         self._load_user_states(point["stateful"])
@@ -564,7 +569,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
                     setattr(callback, name, value)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        load_team(self.model, resume_from_checkpoint, self.args.trust_remote_code)
+        """Nothing yet: the run's length, which may be refused, is known in `_init_training_state`."""
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
