@@ -5,9 +5,11 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from wandb.proto import wandb_internal_pb2
 
+if TYPE_CHECKING:
+    from wandb.proto import wandb_internal_pb2
 
 # A file has a header of 7 bytes, and then blocks. A record is in one piece, or in a first, middle ones and a last; no
 # piece crosses a block (the log format of LevelDB)
@@ -16,8 +18,10 @@ HEADER = struct.Struct("<IHB")  # checksum, length, kind
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
-def records(file: Path) -> Iterator[wandb_internal_pb2.Record]:
+def records(file: Path) -> Iterator["wandb_internal_pb2.Record"]:
     """The records of a `.wandb` file; one that a killed process left ends with its last whole record."""
+    from wandb.proto import wandb_internal_pb2  # here, since a run without W&B does without the package
+
     data = file.read_bytes()
     position, pieces = 7, b""
     while position + HEADER.size <= len(data):
