@@ -328,6 +328,20 @@ class StopAt(TrainerCallback):
         control.should_training_stop = state.global_step >= self.step
 
 
+@pytest.mark.parametrize(
+    "name", ["MAGRPO", "MAAC, LoRA", "IAC shared", "adaptive entropy", "transform", "given optimizer and scheduler"]
+)
+def test_a_trainer_that_has_trained_can_go_back_to_its_checkpoint(name, tmp_path):
+    """Nothing of the first training is left in it, and it is not taken for one that is set up otherwise."""
+    trainer, watch = CASES[name].build(tmp_path)
+    trainer.train()
+    first, first_rows, first_end = dict(watch.at), rows(trainer), what_it_is(trainer)
+    watch.at.clear()
+    trainer.train(resume_from_checkpoint=checkpoint(tmp_path, 2))
+    assert watch.at == {step: at for step, at in first.items() if step > 2}
+    assert rows(trainer) == first_rows and what_it_is(trainer) == first_end
+
+
 @pytest.mark.parametrize(("name", "steps"), [("MAGRPO", 3), ("IAC shared, LoRA", None), ("stream", 5), ("stream", 6)])
 def test_a_run_that_had_come_to_its_end_trains_no_more(name, steps, tmp_path):
     """It ends within an epoch or with one."""

@@ -194,6 +194,7 @@ class MultiAgentTrainer(TeamCheckpoints, Trainer):
         # Joint responses that were scored for training, over all processes
         self.env_step = 0
         self._decay_guard: DecayGuard | None = None
+        self._given_optimizers = optimizers
         super().__init__(
             model=team,
             args=args,

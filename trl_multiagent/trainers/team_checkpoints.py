@@ -105,6 +105,8 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
     _point: dict[str, Any] | None = None
     # Whether the random states of the checkpoint are set again
     _random_states_wait = False
+    # The optimizer and the scheduler that the user gave
+    _given_optimizers: tuple = (None, None)
     # The step of each checkpoint that this training wrote or read; what the run is set up with
     _written: dict[str, int]
     _settings: dict[str, Any]
@@ -173,7 +175,6 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         """What the run is set up with, as JSON: what must be the same at a resume."""
         tokenizers = [*self.tokenizers, *self.critic_tokenizers]
         entities = entity_directories(self.model)
-        given = self.optimizer if self.optimizer is not None and self.lr_scheduler is not None else None
         description = {
             "trainer": type(self).__name__,
             "options": describe_options(self.args),
@@ -188,7 +189,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             "reward_func": self.reward.names,
             "formatters": [get_callable_name(formatter.formatter) for formatter in self.formatters],
             "external_transition": None if self.transition is None else self.transition.name,
-            "optimizer": None if given is None else type(given).__name__,
+            "optimizers": [None if given is None else type(given).__name__ for given in self._given_optimizers],
             "backend": describe_backend(self.accelerator),
         }
         return json.loads(as_json(description))
