@@ -1,14 +1,16 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """What CoMLRL's documents show runs here with another import path, on local model directories."""
 
+import contextlib
 import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
+import wandb
 from tiny import dataset, gpt2, llama, logged, tok, weights_hash, word_reward
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_multiagent import (
     IACConfig,
@@ -20,6 +22,8 @@ from trl_multiagent import (
     read_checkpoint_metadata,
 )
 from trl_multiagent.agents.loading import load_tokenizer as from_pretrained
+from trl_multiagent.callbacks import wandb_resume
+from trl_multiagent.callbacks.wandb_records import offline_files, rows
 
 
 @pytest.fixture(scope="module")
@@ -283,10 +287,28 @@ def test_saved_heads_of_independent_critics_need_their_width(models, use_separat
         IACTrainer(agents=directories, critics=critics, args=args, **rest)
 
 
-def test_one_run_in_two_parts(models, monkeypatch):
-    """Two epochs, then two more from the checkpoint, in the same W&B run: as if it had been four at once."""
+class Stop(TrainerCallback):
+    """The user's interruption, in the middle of the second epoch."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            raise KeyboardInterrupt
+
+
+def logged_to_wandb(directory) -> list[tuple]:
+    """`env_step` and reward of each row in all parts of the one run of a directory."""
+    files = offline_files(Path(directory) / "wandb")
+    assert len({file.name for file in files}) == 1
+    return [(row["train/env_step"], row["train/reward"]) for file in files for row in rows(file)]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("new_process", [False, True])
+def test_one_run_in_two_parts(stopped, new_process, models, monkeypatch):
+    """Two epochs, then the rest of four from the checkpoint, in the same W&B run: as if it had been four at once."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    wandb.teardown()  # it would keep the working directory of an earlier test
     model_name = models["3B"]
     tokenizer = from_pretrained(model_name)
     train_dataset = dataset(4)
@@ -321,8 +343,16 @@ def test_one_run_in_two_parts(models, monkeypatch):
     wandb_config = {"project": "comlrl-examples", "name": "resume-demo"}
     checkpoint_dir = "./checkpoints/resume-demo"
     trainer = build_trainer(num_train_epochs=2, wandb_config=wandb_config)
-    trainer.train(checkpoint_dir=checkpoint_dir, checkpoint_interval=1)
-    assert sorted(path.name for path in Path(checkpoint_dir).iterdir()) == ["checkpoint-1", "checkpoint-2"]
+    if stopped:
+        trainer.add_callback(Stop())
+    with pytest.raises(KeyboardInterrupt) if stopped else contextlib.nullcontext():
+        trainer.train(checkpoint_dir=checkpoint_dir, checkpoint_interval=1)
+    done = ["checkpoint-1"] if stopped else ["checkpoint-1", "checkpoint-2"]
+    assert sorted(path.name for path in Path(checkpoint_dir).iterdir()) == done
+    if new_process:
+        wandb.finish()
+        monkeypatch.setattr(wandb_resume, "_started", set())
+        monkeypatch.setattr(wandb_resume, "_rows_of_runs", {})
 
     checkpoint = max(
         Path(checkpoint_dir).glob("checkpoint-*"),
@@ -339,26 +369,64 @@ def test_one_run_in_two_parts(models, monkeypatch):
         checkpoint_interval=1,
     )
     assert read_checkpoint_metadata("checkpoints/resume-demo/checkpoint-4")["wandb"] == identity
+    wandb.finish()
+    in_wandb = logged_to_wandb(".")
 
-    at_once = build_trainer(num_train_epochs=4, wandb_config=None)
+    Path("at_once").mkdir()
+    at_once = build_trainer(num_train_epochs=4, wandb_config={"dir": "at_once"})
     at_once.train()
+    wandb.finish()
+    assert [env_step for env_step, _ in in_wandb] == [8 * step for step in range(1, 9)]
+    assert in_wandb == logged_to_wandb("at_once")
     assert resumed.state.epoch == at_once.state.epoch == 4
     assert weights_hash(resumed.model) == weights_hash(at_once.model)
     assert logged(resumed, "reward") == logged(at_once, "reward")
     assert logged(resumed, "env_step") == logged(at_once, "env_step")
 
 
-def test_the_saved_run_is_not_continued_where_settings_name_another(models):
-    """The documents' guard: an explicit `id` or `resume` wins, and without an identity the settings stay."""
-    trainer = MAGRPOTrainer(
-        agent_model=models["3B"],
-        num_agents=2,
-        reward_func=reward_func,
-        train_dataset=dataset(4),
-        args=MAGRPOConfig(num_agents=2, num_turns=1, num_train_epochs=1, **SHORT),
+def test_training_state(models):
+    """The first document's blocks, with the object that has a state and what comes of `wandb_config`."""
+
+    class Counter(TrainerCallback):
+        steps = 0
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.steps += 1
+
+        def state_dict(self):
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state):
+            self.steps = state["steps"]
+
+    def build(num_train_epochs=2):
+        return MAGRPOTrainer(
+            agents=[models["3B"], models["1.5B"]],
+            reward_func=reward_func,
+            train_dataset=dataset(4),
+            args=MAGRPOConfig(num_turns=1, num_train_epochs=num_train_epochs, **SHORT),
+            callbacks=[counter],
+        )
+
+    counter = Counter()
+    trainer = build()
+    # Save a checkpoint at each completed training boundary.
+    trainer.train(checkpoint_dir="./checkpoints", checkpoint_interval=1)
+    steps, expected = counter.steps, weights_hash(trainer.model)
+    assert steps == 2 and not list(Path("trainer_output").glob("checkpoint-*"))
+
+    counter = Counter()
+    resumed_trainer = build()
+    # Recreate the trainer with the same models, tokenizers, data, and callbacks.
+    resumed_trainer.train(
+        resume_from_checkpoint="./checkpoints/checkpoint-1",
+        checkpoint_dir="./checkpoints",
+        checkpoint_interval=1,
     )
-    trainer.train(checkpoint_dir="checkpoints")
-    checkpoint, wandb_config = "./checkpoints/checkpoint-1", {"project": "p"}
+    assert counter.steps == steps and weights_hash(resumed_trainer.model) == expected
+
+    wandb_config = {"project": "p"}
+    checkpoint = "./checkpoints/checkpoint-1"
     identity = read_checkpoint_metadata(checkpoint)["wandb"]
     if identity and "id" not in wandb_config and "resume" not in wandb_config:
         wandb_config = {**wandb_config, **identity, "resume": "allow"}
