@@ -441,6 +441,16 @@ def test_a_run_may_be_made_longer(kind, short, long, tmp_path):
     assert second.state.global_step == whole.state.global_step == second.state.max_steps
 
 
+@pytest.mark.parametrize("kind", ["MAGRPO", "IAC shared"])
+def test_a_run_that_is_made_longer_goes_on_with_the_longer_schedule(kind, tmp_path):
+    """A linear one: two steps of two, then two of four. The third has not the rate of zero at which the first ended."""
+    build(kind, tmp_path, max_steps=2)[0].train()
+    second, watch = build(kind, tmp_path, max_steps=4)
+    second.train(resume_from_checkpoint=True)
+    assert logged(second, "learning_rate") == pytest.approx([1e-2, 5e-3, 5e-3, 2.5e-3])
+    assert all(group["lr"] == pytest.approx(2.5e-3) for group in watch.at[3]["groups"])
+
+
 @pytest.mark.parametrize(
     ("before", "now", "steps"),
     [

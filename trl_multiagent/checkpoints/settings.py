@@ -208,11 +208,15 @@ def versions() -> dict[str, str]:
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """What differs between two descriptions, by name, as `name: saved -> current`."""
     saved, current = _flat(saved), _flat(json.loads(as_json(current)))
-    return [
-        f"{name}: {_shown(saved, name)} -> {_shown(current, name)}"
-        for name in sorted(saved.keys() | current.keys())
-        if _shown(saved, name) != _shown(current, name)
+    differing = [
+        name for name in sorted(saved.keys() | current.keys()) if _shown(saved, name) != _shown(current, name)
     ]
+    # What follows from another architecture goes without saying
+    others = tuple(name.removesuffix("model") for name in differing if name.endswith(".model"))
+    told = (
+        [name for name in differing if name.endswith(".model") or not name.startswith(others)] if others else differing
+    )
+    return [f"{name}: {_shown(saved, name)} -> {_shown(current, name)}" for name in told]
 
 
 def check_settings(checkpoint: Any, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

@@ -585,6 +585,8 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             saved = torch.load(checkpoint / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
             load_optimizer_state(self.optimizer, self.model, saved)
         self.lr_scheduler.load_state_dict(torch.load(checkpoint / SCHEDULER_FILE, weights_only=True))
+        if self.state.max_steps != read_run_file(checkpoint)["max_steps"]:
+            self._follow_longer_schedule()
         if self.accelerator.scaler is not None and (checkpoint / SCALER_FILE).is_file():
             self.accelerator.scaler.load_state_dict(torch.load(checkpoint / SCALER_FILE, weights_only=True))
         for name, reference in self._moving_references():
@@ -599,6 +601,19 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         if self._train_sampler is not None:
             # Accelerate does not tell the sampler of the epoch where several processes share it
             self._train_sampler.set_epoch(point["epoch"])
+
+    def _follow_longer_schedule(self) -> None:
+        """
+        Let the next step have the learning rates that the longer run's schedule gives it: those of the checkpoint are
+        of a shorter one, zero if it had come to its end.
+        """
+        scheduler = self.lr_scheduler
+        if self._created_lr_scheduler and isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+            factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+            rates = [base * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)]
+            for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            scheduler._last_lr = rates
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         self._restore_random_states()
