@@ -443,7 +443,7 @@ def test_a_run_may_be_made_longer(kind, short, long, tmp_path):
 
 @pytest.mark.parametrize("kind", ["MAGRPO", "IAC shared"])
 def test_a_run_that_is_made_longer_goes_on_with_the_longer_schedule(kind, tmp_path):
-    """A linear one: two steps of two, then two of four. The third has not the rate of zero at which the first ended."""
+    """A linear one: two steps of two, then two of four. The third has not the rate at which the first ended."""
     build(kind, tmp_path, max_steps=2)[0].train()
     second, watch = build(kind, tmp_path, max_steps=4)
     second.train(resume_from_checkpoint=True)

@@ -35,7 +35,7 @@ class TestRandomStates:
         set_random_states(states)
         apart = []
         for _ in range(2):
-            with own_random_state(3):
+            with own_random_state(3, device_specific=False):
                 apart.append(draws())
         assert apart[0] == apart[1] != expected
         assert draws() == expected
@@ -44,7 +44,7 @@ class TestRandomStates:
         states = random_states()
         expected = draws()
         set_random_states(states)
-        with pytest.raises(KeyError), own_random_state(3):
+        with pytest.raises(KeyError), own_random_state(3, device_specific=False):
             random.random()
             raise KeyError
         assert draws() == expected

@@ -70,8 +70,12 @@ def _accelerate_launcher() -> int | None:
     parent = os.getppid()
     try:
         with open(f"/proc/{parent}/cmdline", "rb") as file:
-            words = [os.path.basename(word) for word in file.read().split(b"\0")]
+            words = {os.path.basename(word).decode(errors="replace") for word in file.read().split(b"\0")}
     except OSError:  # no Linux, or no permission
         return None
-    launches = b"launch" in words and any(word in (b"accelerate", b"accelerate_cli.py") for word in words)
-    return parent if launches or b"accelerate-launch" in words else None
+    by_command = "launch" in words and words & {
+        "accelerate",
+        "accelerate_cli.py",
+        "accelerate.commands.accelerate_cli",
+    }
+    return parent if by_command or words & {"accelerate-launch", "accelerate.commands.launch"} else None
