@@ -463,3 +463,26 @@ def test_the_readme_example_runs(models):
     code = code.replace("num_generations=4, max_completion_length=64", "num_generations=4, max_completion_length=4")
     exec(compile(code, "README.md", "exec"), {})
     assert Path("outputs/essay/agent_1/config.json").is_file()
+
+
+def test_the_examples_of_training_state_run(models, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    wandb.teardown()
+    text = (Path(__file__).parents[1] / "docs" / "training_state.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
+    for written, stand_in in (
+        ("Qwen/Qwen2.5-0.5B-Instruct", models["3B"]),
+        ("num_generations=", "max_completion_length=4, num_generations="),
+    ):
+        assert written in code
+        code = code.replace(written, stand_in)
+    names = {}
+    exec(compile(code, "training_state.md", "exec"), names)
+    wandb.finish()
+    assert sorted(path.name for path in Path("outputs/essay").glob("checkpoint-*")) == [
+        "checkpoint-15",
+        "checkpoint-16",
+    ]
+    assert names["trainer"].state.global_step == 16
+    assert names["wandb_config"]["id"] and names["wandb_config"]["resume"] == "allow"
