@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import wandb
 from tiny import dataset, lm, team_args, tok, word_reward
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import WandbCallback
 
 from trl_multiagent import MAGRPOConfig, MAGRPOTrainer, WandbResumeCallback, read_checkpoint_metadata
@@ -201,6 +201,14 @@ class TestRows:
         assert axes[-1] == "train/env_step"
         assert [row["train/env_step"] for row, _ in recorder.logs] == [4, 8]
         assert all(kwargs == {} for _, kwargs in recorder.logs)
+
+    def test_in_another_trainer_the_x_axis_is_the_optimizer_step(self, recorder, tmp_path):
+        rows = [{"input_ids": [3, 4, 5], "labels": [3, 4, 5]}] * 4
+        options = TrainingArguments(tmp_path, max_steps=2, logging_steps=1, report_to="none", use_cpu=True)
+        callback = WandbResumeCallback({"project": "p", "id": "a", "resume": "allow"})
+        Trainer(lm(0), options, train_dataset=rows, callbacks=[callback]).train()
+        assert recorder.inits[0]["id"] == "a" and recorder.steps() == [1, 2]
+        assert {kwargs["step_metric"] for name, kwargs in recorder.metrics if name == "*"} == {"train/global_step"}
 
     def test_a_table_of_completions_is_in_the_row_of_its_step(self, recorder, tmp_path):
         """B11: one `log` a step."""

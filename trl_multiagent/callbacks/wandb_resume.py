@@ -36,7 +36,7 @@ class WandbResumeCallback(WandbCallback):
     up to the checkpoint that it has not, since a killed process takes its last ones along, are logged anew.
 
     It takes the place of transformers' callback, which `report_to="wandb"` brings; team trainers put it there by
-    themselves. In another trainer pass it as a callback with `report_to="none"`.
+    themselves. In another trainer pass it as a callback with `report_to="none"`; its x-axis is the optimizer step.
 
     Which run: an `id` or `resume` in `config`, or `WANDB_RUN_ID` or `WANDB_RESUME` in the environment, decides.
     Otherwise a resumed training goes on in the run that its checkpoint names, and any other starts a run of its own.
@@ -62,6 +62,8 @@ class WandbResumeCallback(WandbCallback):
         # Rows that the run has, and a step up to which it has all
         self._rows: set[Row] = set()
         self._complete_until = -1
+        # Whether the run was told of its x-axis
+        self._has_axis = False
         # The run of an evaluation before the training, which uses it too
         self._evaluated_run: str | None = None
         self._table: pd.DataFrame | None = None
@@ -97,8 +99,7 @@ class WandbResumeCallback(WandbCallback):
         if state.is_world_process_zero:
             if self._sections:
                 self._wandb.config.update(self._sections, allow_val_change=True)
-            self._wandb.define_metric(X_AXIS)
-            self._wandb.define_metric("*", step_metric=X_AXIS, step_sync=True)
+            self._has_axis = False
 
     def _start(self, args, state) -> None:
         """Start or continue the run."""
@@ -169,6 +170,10 @@ class WandbResumeCallback(WandbCallback):
         if row in self._rows or state.global_step <= self._complete_until:
             return  # done again since the checkpoint, to the same numbers
         self._rows.add(row)
+        if "env_step" in logs and not self._has_axis:  # other trainers than the package's have none
+            self._has_axis = True
+            self._wandb.define_metric(X_AXIS)
+            self._wandb.define_metric("*", step_metric=X_AXIS, step_sync=True)
         if table is not None:
             logs = {**logs, "completions": self._wandb.Table(dataframe=table)}
         super().on_log(args, state, control, model=model, logs=logs, **kwargs)
