@@ -19,7 +19,7 @@ from example_report import RewardRow, SampleRow, plot_reward, print_plan, print_
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
 from transformers.utils import logging as transformers_logging
 
-from trl_multiagent import MultiAgentConfig, MultiAgentTrainer
+from trl_multiagent import MultiAgentConfig, MultiAgentTrainer, read_checkpoint_metadata
 
 
 @dataclass(frozen=True)
@@ -244,6 +244,7 @@ def run_example(
         args=args,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
+        wandb_config=wandb_run_of(args.resume_from_checkpoint) if "wandb" in args.report_to else None,
         **(trainer_kwargs or {}),
     )
     trainer.remove_callback(ProgressCallback)
@@ -254,7 +255,7 @@ def run_example(
         print_plan({**described, **(plan or {})}, trainer_class.__name__)
         print("Evaluating before training ...", flush=True)
     before, texts_before = trainer.evaluate(), showcase.texts
-    trainer.train()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if is_main:
         print("Evaluating after training ...", flush=True)
     after, texts_after = trainer.evaluate(), showcase.texts
@@ -279,6 +280,12 @@ def run_example(
             title="Samples" if args.num_turns == 1 else f"Samples of turn {args.num_turns}",
         )
         print(_where_to_find(args.output_dir, len(roles), plot, time.perf_counter() - started))
+
+
+def wandb_run_of(checkpoint: str | os.PathLike | None) -> dict[str, str] | None:
+    """What lets W&B go on with the run of a checkpoint; `None` for a run of its own."""
+    identity = None if checkpoint is None else read_checkpoint_metadata(checkpoint)["wandb"]
+    return {**identity, "resume": "allow"} if identity else None
 
 
 def _rewards_shown(name: str, num_turns: int) -> dict[str, str]:

@@ -22,7 +22,15 @@ from typing import Any
 from datasets import Dataset
 from example_model import MODEL_NAME
 from example_parser import ExampleParser
-from example_team import EXAMPLE_DEFAULTS, RewardBar, lora, quiet_libraries, team_sources, use_all_cores
+from example_team import (
+    EXAMPLE_DEFAULTS,
+    RewardBar,
+    lora,
+    quiet_libraries,
+    team_sources,
+    use_all_cores,
+    wandb_run_of,
+)
 from transformers import ProgressCallback
 
 from trl_multiagent import MAGRPOConfig, MAGRPOTrainer, read_checkpoint_metadata
@@ -99,8 +107,7 @@ def wandb_settings(output_dir: Path, checkpoint: Path | None) -> dict[str, Any] 
         return None
     os.environ.setdefault("WANDB_MODE", "offline")
     config = {"project": "trl-multiagent-examples", "name": "resume-demo", "dir": str(output_dir)}
-    identity = read_checkpoint_metadata(checkpoint)["wandb"] if checkpoint is not None else None
-    return {**config, **identity, "resume": "allow"} if identity else config
+    return {**config, **(wandb_run_of(checkpoint) or {})}
 
 
 def print_curve(history: Sequence[dict[str, Any]], first_steps: int) -> None:

@@ -137,6 +137,15 @@ class TestWhichRun:
         train(tmp_path, config, {**options, "max_steps": 2}, resume_from_checkpoint=True)
         assert recorder.inits[1]["id"] == "run-0" and recorder.inits[1]["resume"] == "allow"
 
+    def test_an_evaluation_before_a_resume_is_not_the_run_of_the_checkpoint(self, recorder, tmp_path):
+        options = {"save_strategy": "steps", "save_steps": 1}
+        train(tmp_path, {"project": "p"}, options)
+        recorder.new_process()
+        trainer = build(tmp_path, {"project": "p"}, **options, max_steps=2)
+        trainer.evaluate()
+        trainer.train(resume_from_checkpoint=True)
+        assert [init.get("id") for init in recorder.inits] == [None, None, "run-0"] and wandb.run.id == "run-0"
+
     def test_the_identity_of_a_checkpoint_may_be_given(self, recorder, tmp_path):
         train(tmp_path, {"project": "p", "name": "n"}, checkpoint_dir=tmp_path / "checkpoints")
         identity = read_checkpoint_metadata(tmp_path / "checkpoints" / "checkpoint-1")["wandb"]

@@ -21,9 +21,11 @@ from trl_multiagent.callbacks.wandb_records import offline_files, rows
 ROOT = Path(__file__).parents[2]
 
 
-def launch(script: str, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess:
+def launch(
+    script: str, *arguments: str, timeout: float = 300, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "accelerate.commands.launch", str(ROOT / "examples" / script), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **(environment or {})}
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=ROOT)
 
 
@@ -162,6 +164,24 @@ def test_train_magrpo_reads_a_config_file_and_the_command_line_wins(tmp_path, mo
     assert run.returncode == 0, run.stderr[-3000:]
     assert "1 updates of 8 joint responses, 2 for each prompt, at most 5 tokens" in run.stdout
     assert (tmp_path / "run" / "agent_1" / "config.json").is_file()
+
+
+def test_an_example_goes_on_from_a_checkpoint(tmp_path, models):
+    """As one would expect of `--resume_from_checkpoint`: two steps of three are there, and the third follows."""
+    common = ("--agents", models["a"], models["b"], "--max_completion_length", "6", "--num_generations", "2")
+    common += ("--save_strategy", "steps", "--save_steps", "1", "--output_dir", str(tmp_path), "--report_to", "wandb")
+    norms = []
+    for part in (("--max_steps", "2"), ("--max_steps", "3", "--resume_from_checkpoint", f"{tmp_path}/checkpoint-2")):
+        environment = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+        run = launch("train_magrpo.py", *common, *part, environment=environment)
+        assert run.returncode == 0, run.stderr[-3000:]
+        state = json.loads((sorted(tmp_path.glob("checkpoint-*"))[-1] / "trainer_state.json").read_text())
+        norms.append([row["grad_norm"] for row in state["log_history"]])
+    assert len(norms[1]) == 3 and norms[1][:2] == norms[0]
+    files = offline_files(tmp_path / "wandb")
+    assert len(files) == 2 and len({file.name for file in files}) == 1
+    steps = [row["train/global_step"] for file in files for row in rows(file)]
+    assert steps == [0, 1, 2, 2, 3, 3]  # evaluations before and after each part, the one before the second is known
 
 
 def test_a_wrong_number_of_actors_is_named(monkeypatch, models):

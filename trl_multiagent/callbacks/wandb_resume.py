@@ -5,6 +5,7 @@ import copy
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,27 @@ X_AXIS = "train/env_step"
 # A row of metrics: its kind ("train", or the first metric of an evaluation) and its optimizer step
 Row = tuple[str, int]
 
+
+@dataclass
+class KnownRows:
+    """
+    What is known of the rows that a run has.
+
+    Attributes:
+        logged (`set`): rows that it has.
+        complete_until (`int`): a step up to which it has all.
+        is_told (`bool`): whether W&B told of rows from before this process.
+    """
+
+    logged: set[Row] = field(default_factory=set)
+    complete_until: int = -1
+    is_told: bool = False
+
+
 # Ids of the runs that were started here; such a run ends when the next training starts one of its own
 _started: set[str] = set()
 # The rows of each run that was logged to in this process
-_rows_of_runs: dict[str, set[Row]] = {}
+_rows_of_runs: dict[str, KnownRows] = {}
 
 
 class WandbResumeCallback(WandbCallback):
@@ -59,9 +77,7 @@ class WandbResumeCallback(WandbCallback):
             )
         self._sections = dict(sections or {})
         self._checkpoint_identity: dict[str, Any] | None = None
-        # Rows that the run has, and a step up to which it has all
-        self._rows: set[Row] = set()
-        self._complete_until = -1
+        self._rows = KnownRows()
         # Whether the run was told of its x-axis
         self._has_axis = False
         # The run of an evaluation before the training, which uses it too
@@ -105,16 +121,19 @@ class WandbResumeCallback(WandbCallback):
         """Start or continue the run."""
         wanted = self._wanted(args)
         run = self._wandb.run
-        if run is not None and run.id in _started - {wanted.get("id"), self._evaluated_run}:
+        own = wanted.get("id", self._evaluated_run)
+        if run is not None and run.id in _started - {own}:
             self._wandb.finish()
         if self._wandb.run is None:
             _started.add(self._wandb.init(**wanted).id)
-        elif self.config and run.id not in (wanted.get("id"), self._evaluated_run):
+        elif self.config and run.id != own:
             logger.warning("A W&B run is active already (%s); it is used, and not `wandb_config`.", run.id)
         run = self._wandb.run
         if run.id not in _rows_of_runs:
-            _rows_of_runs[run.id] = self._find_rows(run, state) if state.global_step > 0 else set()
+            _rows_of_runs[run.id] = self._find_rows(run)
         self._rows = _rows_of_runs[run.id]
+        if not self._rows.is_told:  # the rows up to the checkpoint are taken to be there
+            self._rows.complete_until = max(self._rows.complete_until, state.global_step or -1)
 
     def _wanted(self, args) -> dict[str, Any]:
         """What `wandb.init` is called with."""
@@ -130,20 +149,17 @@ class WandbResumeCallback(WandbCallback):
     def _continues_checkpoint(self) -> bool:
         return self._checkpoint_identity is not None and self._checkpoint_identity["id"] == self._wandb.run.id
 
-    def _find_rows(self, run, state) -> set[Row]:
+    def _find_rows(self, run) -> KnownRows:
         """
-        Find which rows a continued run has. W&B knows it of a run that it resumed; offline, the files of its earlier
-        parts do. Where neither is at hand, the rows up to the checkpoint are taken to be there.
+        Find which rows a run has from before this process. W&B knows it of a run that it resumed; offline, the files
+        of its earlier parts do.
         """
         if run.resumed:
-            self._complete_until = int(run.summary.get("train/global_step", -1))
-            return set()
+            return KnownRows(complete_until=int(run.summary.get("train/global_step", -1)), is_told=True)
         files = offline_files(run.settings.wandb_dir, run.id) if run.offline else []
         earlier = [file for file in files if file.parent != Path(run.settings.sync_dir)]
-        if not earlier:
-            self._complete_until = state.global_step
         logged = [row for file in earlier for row in rows(file) if "train/global_step" in row]
-        return {(_kind(row), int(row["train/global_step"])) for row in logged}
+        return KnownRows({(_kind(row), int(row["train/global_step"])) for row in logged}, is_told=bool(earlier))
 
     def _log_missing(self, args, state, control) -> None:
         """Log the rows up to the checkpoint that are not there."""
@@ -167,9 +183,9 @@ class WandbResumeCallback(WandbCallback):
             self._wandb.run.summary.update({name: logs[name] for name in logs if name not in ("epoch", "env_step")})
             return
         row = _kind(name.replace("eval_", "eval/", 1) for name in logs if name.startswith("eval_")), state.global_step
-        if row in self._rows or state.global_step <= self._complete_until:
+        if row in self._rows.logged or state.global_step <= self._rows.complete_until:
             return  # done again since the checkpoint, to the same numbers
-        self._rows.add(row)
+        self._rows.logged.add(row)
         if "env_step" in logs and not self._has_axis:  # other trainers than the package's have none
             self._has_axis = True
             self._wandb.define_metric(X_AXIS)
