@@ -12,7 +12,7 @@ import pytest
 import wandb
 from tiny import dataset, lm, team_args, tok, word_reward
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.integrations import WandbCallback
+from transformers.integrations import WandbCallback, rewrite_logs
 
 from trl_multiagent import MAGRPOConfig, MAGRPOTrainer, WandbResumeCallback, read_checkpoint_metadata
 from trl_multiagent.callbacks import wandb_resume
@@ -233,12 +233,50 @@ class TestRows:
     def test_a_run_that_wandb_resumed_gets_the_rows_after_those_that_it_has(self, known, logged, recorder, tmp_path):
         """The checkpoint is of step 2: rows before it come from the checkpoint, those after it are done again."""
         options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-        train(tmp_path, {"project": "p"}, options)
+        history = train(tmp_path, {"project": "p"}, options).state.log_history
         recorder.new_process()
-        recorder.server["run-0"] = {"train/global_step": known}
+        recorder.server["run-0"] = {"train/global_step": known, **rewrite_logs(history[known - 1])}
         recorder.logs.clear()
         train(tmp_path, {"project": "p"}, options, resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
         assert recorder.steps() == logged
+
+    @pytest.mark.parametrize("evaluated", [True, False])
+    def test_a_run_killed_in_an_evaluation_gets_its_row(self, evaluated, recorder, tmp_path):
+        """The summary has the training's row of step 2, and that step's evaluation or not."""
+        options = {
+            "save_strategy": "steps",
+            "save_steps": 2,
+            "max_steps": 3,
+            "eval_strategy": "steps",
+            "eval_steps": 2,
+        }
+        history = train(tmp_path, {"project": "p"}, options).state.log_history
+        first, second, evaluation = map(rewrite_logs, history[:3])
+        recorder.new_process()
+        before = {} if not evaluated else evaluation
+        recorder.server["run-0"] = {"train/global_step": 2, **first, **second, **before}
+        recorder.logs.clear()
+        train(tmp_path, {"project": "p"}, options, resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+        kinds = ["eval" if "eval/reward" in row else "train" for row, _ in recorder.logs]
+        assert recorder.steps() == ([] if evaluated else [2]) + [3, 3]
+        assert kinds == ([] if evaluated else ["eval"]) + ["train", "eval"]
+
+    def test_every_row_of_a_step_is_logged(self, recorder, tmp_path):
+        """A callback's own, one evaluation after another, and a second training in the user's run."""
+
+        class Own(TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                trainer.log({"own": 1.0})
+
+        wandb.init(project="mine")
+        trainer = build(tmp_path, {"project": "p"}, callbacks=[Own()], max_steps=2)
+        trainer.train()
+        assert recorder.steps() == [0, 1, 1, 2]
+        trainer.evaluate()
+        trainer.evaluate(dataset(3))
+        assert recorder.steps()[4:] == [2, 2]
+        trainer.train()
+        assert recorder.steps()[6:] == [0, 1, 1, 2]
 
     def test_other_callbacks_see_the_same_logs_and_tables(self, tmp_path):
         class Seen(TrainerCallback):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from critic_teams import adapter, team_with_critics
 from datasets import Dataset, IterableDataset
+from peft import get_peft_model
 from tiny import dataset, llama, lm, logged, team_args, tok, word_reward
 from transformers import EarlyStoppingCallback, TrainerCallback, get_constant_schedule_with_warmup
 
@@ -245,6 +246,9 @@ CASES = {
     ),
     "transform": Case("MAGRPO", TWO_EPOCHS, kwargs=lambda: {"train_dataset": transformed()}),
     "transform, buffered": Case("MAGRPO", BUFFERED, kwargs=lambda: {"train_dataset": transformed()}),
+    "stream, logged by pass": Case(
+        "MAGRPO", {"logging_strategy": "epoch"}, kwargs=lambda: {"train_dataset": stream()}, steps=7
+    ),
     "plateau": Case(
         "MAGRPO",
         {
@@ -479,6 +483,85 @@ def test_a_checkpoint_of_models_only_cannot_be_resumed(tmp_path):
         second.train(resume_from_checkpoint=checkpoint(tmp_path, 1))
 
 
+def test_the_intervals_are_those_of_the_resumed_run(tmp_path):
+    """T4"""
+    build("MAGRPO", tmp_path, max_steps=8, save_steps=4)[0].train()
+    options = {"save_steps": 1, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 3, "max_steps": 8}
+    second, _ = build("MAGRPO", tmp_path, kwargs={"eval_dataset": dataset(2)}, **options)
+    second.train(resume_from_checkpoint=checkpoint(tmp_path, 4))
+    found = sorted(int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*"))
+    assert found == [4, 5, 6, 7, 8]
+    later = [row for row in second.state.log_history if row["step"] > 4]
+    assert [row["step"] for row in later if "loss" in row] == [6, 8]
+    assert [row["step"] for row in later if "eval_reward" in row] == [6, 8]
+
+
+class EndsEpochs(TrainerCallback):
+    """Ends each epoch of three steps after its second."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_epoch_stop = state.global_step % 2 == 0
+
+
+@pytest.mark.parametrize("start", [1, 2, 3, 4])
+def test_an_epoch_that_a_callback_ended_stays_ended(start, tmp_path):
+    def make(directory):
+        return build("MAGRPO", tmp_path / directory, kwargs={"callbacks": [EndsEpochs()]}, max_steps=6)
+
+    whole, whole_watch = make("whole")
+    whole.train()
+    resumed, watch = make("resumed")
+    resumed.train(resume_from_checkpoint=checkpoint(tmp_path / "whole", start))
+    assert watch.at == {step: at for step, at in whole_watch.at.items() if step > start}
+    assert rows(resumed) == rows(whole)
+
+
+def test_an_interrupted_trainer_goes_on_without_what_it_had_begun(tmp_path):
+    """As in a notebook: an interruption within an accumulation, then `True` in the same trainer."""
+    case = Case("MAAC", {"gradient_accumulation_steps": 3, "steps_per_generation": 1}, steps=4)
+    whole, _ = case.build(tmp_path / "whole")
+    whole.train()
+    trainer, _ = case.build(tmp_path / "parts")
+    interruption = InterruptsIn(2)
+    trainer.add_callback(interruption)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.remove_callback(interruption)
+    trainer.train(resume_from_checkpoint=True)
+    assert rows(trainer) == rows(whole) and what_it_is(trainer) == what_it_is(whole)
+
+
+class InterruptsIn(TrainerCallback):
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def test_one_directory_for_both_kinds_of_checkpoints_is_an_error(tmp_path):
+    trainer, watch = build("MAGRPO", tmp_path / "run")
+    with pytest.raises(ValueError, match="checkpoint_dir=.* is the output_dir too"):
+        trainer.train(checkpoint_dir=tmp_path / "elsewhere" / ".." / "run")
+    assert watch.at == {}
+
+
+@pytest.mark.parametrize("name", ["policy", "default"])
+def test_a_given_adapter_may_have_a_name(name, tmp_path):
+    def make(directory):
+        agents = [get_peft_model(model, adapter(), adapter_name=name) for model in (lm(0), llama(1))]
+        return build("MAGRPO", tmp_path / directory, kwargs={"agents": agents}, max_steps=3)
+
+    whole, whole_watch = make("whole")
+    whole.train()
+    saved = tmp_path / "whole" / "checkpoint-1" / "agent_0"
+    assert (saved / "adapter_model.safetensors").is_file() and not (saved / name).exists()
+    resumed, watch = make("resumed")
+    resumed.train(resume_from_checkpoint=checkpoint(tmp_path / "whole", 1))
+    assert watch.at == {step: at for step, at in whole_watch.at.items() if step > 1}
+
+
 # Callbacks of transformers
 
 
@@ -547,9 +630,22 @@ def test_at_the_end_every_entity_is_that_of_the_best_checkpoint(kind, lora, star
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
 
 
-@pytest.mark.parametrize("start", [1, 2, 3])
+def test_the_best_checkpoint_is_found_where_it_was_moved(tmp_path):
+    options = {**EVERY_STEP, "load_best_model_at_end": True}
+    first, watch = build(
+        "MAGRPO", tmp_path / "old", kwargs=with_rewards_of_evaluations(1, 5, 2), max_steps=3, **options
+    )
+    first.train()
+    (tmp_path / "old").rename(tmp_path / "new")
+    second, _ = build("MAGRPO", tmp_path / "new", kwargs=with_rewards_of_evaluations(3), max_steps=4, **options)
+    second.train(resume_from_checkpoint=True)
+    assert second.state.best_model_checkpoint == checkpoint(tmp_path / "new", 2)
+    assert what_it_is(second)["weights"] == watch.at[2]["weights"]
+
+
+@pytest.mark.parametrize("start", [1, 2, 3, 4])
 def test_early_stopping_counts_on(start, tmp_path):
-    """The second of three evaluations is the best: with a patience of 2 the run ends after the fourth."""
+    """The second evaluation is the best: with a patience of 2 the run ends after the fourth, and stays ended."""
     rewards = [1.0, 5.0, 4.0, 3.0, 2.0, 1.0]
 
     def make(directory, later):

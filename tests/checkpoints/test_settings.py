@@ -176,6 +176,13 @@ def test_another_actor_that_learns_is_named(saved, tmp_path):
     assert "trainable_agents" in found and all(name.startswith(("trainable_agents", "agent_1.")) for name in found)
 
 
+def test_a_reference_that_is_another_model_is_named(tmp_path):
+    """With `beta` the models that the trainer is built with are the references, which are not in checkpoints."""
+    build(tmp_path, beta=0.1).train()
+    found = refused(build(tmp_path, beta=0.1, kwargs={"agents": [lm(7), llama(1)]}), tmp_path)
+    assert [name for name, _, _ in found] == ["agent_0/reference"]
+
+
 def test_a_checkpoint_may_be_moved(saved, tmp_path):
     shutil.copytree(saved[True] / "checkpoint-1", tmp_path / "elsewhere")
     trainer = build(tmp_path / "run", lora=True)

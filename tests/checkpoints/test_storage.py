@@ -93,6 +93,13 @@ def test_a_replacement_killed_between_its_renames_leaves_the_old_one(tmp_path):
     verify(checkpoint)
 
 
+def test_also_where_a_path_is_given(run, tmp_path):
+    shutil.copytree(run[0] / "checkpoint-2", tmp_path / ".checkpoint-2.replaced")
+    trainer = build(tmp_path, max_steps=4)
+    trainer.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+    assert weights_hash(trainer.model) == run[1]
+
+
 def test_the_newest_is_the_one_that_was_saved_last_wherever_it_lies(tmp_path):
     written(tmp_path / "a" / "checkpoint-30", x="1")
     written(tmp_path / "b" / "checkpoint-4", x="2")
@@ -352,6 +359,29 @@ class TestSavesThatFail:
             trainer.train()
         assert "checkpoint-2 could not be saved: TypeError" in caplog.text
         assert "['callback Odd']['value'] is a builtins.object" in caplog.text
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+        assert weights_hash(trainer.model) == run[1]
+
+    def test_a_state_that_cannot_be_told_is_named_and_the_run_goes_on(self, run, tmp_path, caplog):
+        class Fails(TrainerCallback):
+            step = 0
+
+            def on_step_end(self, args, state, control, **kwargs):
+                self.step = state.global_step
+
+            def state_dict(self):
+                if self.step == 2:
+                    raise OSError("the service is away")
+                return {}
+
+            def load_state_dict(self, state):
+                pass
+
+        trainer = build(tmp_path, max_steps=4)
+        trainer.add_callback(Fails())
+        with caplog.at_level(logging.ERROR):
+            trainer.train()
+        assert "checkpoint-2 could not be saved: OSError: the service is away" in caplog.text
         assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
         assert weights_hash(trainer.model) == run[1]
 

@@ -395,7 +395,7 @@ def record_wandb() -> dict:
     import wandb
 
     seen = {"init": 0, "log": []}
-    run = MagicMock()
+    run = MagicMock(resumed=False, offline=False)
 
     def init(*args, **kwargs):
         seen["init"] += 1

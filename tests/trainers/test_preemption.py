@@ -153,6 +153,14 @@ def test_after_a_resume_and_before_a_step_the_checkpoint_is_named(tmp_path, capl
     assert "SIGTERM after 3 optimizer steps" in said and str(tmp_path / "checkpoint-3") in said
 
 
+def test_all_is_saved_though_other_checkpoints_are_models_only(tmp_path, caplog, whole):
+    said = ended(build(tmp_path, [TermAtStep(2)], save_steps=1, save_only_model=True), caplog)
+    assert f"It can be resumed from {tmp_path / 'checkpoint-2'}." in said
+    resumed = build(tmp_path, save_steps=1, save_only_model=True)
+    resumed.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+    assert weights_hash(resumed.model) == whole()
+
+
 def test_where_the_save_fails_that_is_said(tmp_path, caplog, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -163,9 +171,12 @@ def test_where_the_save_fails_that_is_said(tmp_path, caplog, monkeypatch):
     assert "No space left on device" in caplog.text and not list(tmp_path.iterdir())
 
 
-def test_at_the_last_step_the_run_ends_as_usual(tmp_path, whole):
+def test_at_the_last_step_the_run_is_complete_and_the_program_gets_its_signal(tmp_path, whole, monkeypatch):
+    raised = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
     trainer = build(tmp_path, [TermAtStep(4)])
     trainer.train()
+    assert raised == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert weights_hash(trainer.model) == whole() and (tmp_path / "checkpoint-4").is_dir()
 
 

@@ -367,6 +367,7 @@ class GRPOAgent(GRPOTrainer):
         return {name: list(values) for name, values in self._metrics["train"].items()}
 
     def load_training_metrics(self, metrics: dict[str, list[float]]) -> None:
+        self._metrics["train"].clear()
         for name, values in metrics.items():
             self._metrics["train"][name] = list(values)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 from transformers import TrainerCallback
-from transformers.integrations import WandbCallback
+from transformers.integrations import WandbCallback, rewrite_logs
 
 from .wandb_records import offline_files, rows
 
@@ -31,14 +31,28 @@ class KnownRows:
     What is known of the rows that a run has.
 
     Attributes:
-        logged (`set`): rows that it has.
+        logged (`dict`): names of the metrics of each row, by the row; several may be logged for one.
+        summary (`dict`): the last values, of a run that W&B resumed: it may lack some rows of its last step.
         complete_until (`int`): a step up to which it has all.
         is_told (`bool`): whether W&B told of rows from before this process.
     """
 
-    logged: set[Row] = field(default_factory=set)
+    logged: dict[Row, list[set[str]]] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
     complete_until: int = -1
     is_told: bool = False
+
+    def add(self, row: dict[str, Any], step: int) -> None:
+        self.logged.setdefault((_kind(row), step), []).append(set(row))
+
+    def has(self, row: dict[str, Any], step: int) -> bool:
+        if step <= self.complete_until or any(set(row) <= names for names in self.logged.get((_kind(row), step), [])):
+            return True
+        if step != self.summary.get("train/global_step"):
+            return False
+        # It is the row of the summary, if that has its numbers; times are others where a step is done again
+        numbers = [name for name in row if not name.endswith(("time", "_per_second", "epoch", "env_step"))]
+        return all(self.summary.get(name) == row[name] for name in numbers)
 
 
 # Ids of the runs that were started here; such a run ends when the next training starts one of its own
@@ -77,7 +91,8 @@ class WandbResumeCallback(WandbCallback):
             )
         self._sections = dict(sections or {})
         self._checkpoint_identity: dict[str, Any] | None = None
-        self._rows = KnownRows()
+        # What the run had when this training began; a step that is done again is not logged twice
+        self._before = KnownRows()
         # Whether the run was told of its x-axis
         self._has_axis = False
         # The run of an evaluation before the training, which uses it too
@@ -131,9 +146,10 @@ class WandbResumeCallback(WandbCallback):
         run = self._wandb.run
         if run.id not in _rows_of_runs:
             _rows_of_runs[run.id] = self._find_rows(run)
-        self._rows = _rows_of_runs[run.id]
-        if not self._rows.is_told:  # the rows up to the checkpoint are taken to be there
-            self._rows.complete_until = max(self._rows.complete_until, state.global_step or -1)
+        known = _rows_of_runs[run.id]
+        self._before = copy.deepcopy(known) if known.is_told or state.global_step > 0 else KnownRows()
+        if not known.is_told and not known.logged:  # the rows up to the checkpoint are taken to be there
+            self._before.complete_until = state.global_step or -1
 
     def _wanted(self, args) -> dict[str, Any]:
         """What `wandb.init` is called with."""
@@ -155,11 +171,14 @@ class WandbResumeCallback(WandbCallback):
         of its earlier parts do.
         """
         if run.resumed:
-            return KnownRows(complete_until=int(run.summary.get("train/global_step", -1)), is_told=True)
+            summary = dict(run.summary)
+            return KnownRows(summary=summary, complete_until=summary.get("train/global_step", 0) - 1, is_told=True)
         files = offline_files(run.settings.wandb_dir, run.id) if run.offline else []
         earlier = [file for file in files if file.parent != Path(run.settings.sync_dir)]
-        logged = [row for file in earlier for row in rows(file) if "train/global_step" in row]
-        return KnownRows({(_kind(row), int(row["train/global_step"])) for row in logged}, is_told=bool(earlier))
+        known = KnownRows(is_told=bool(earlier))
+        for row in [row for file in earlier for row in rows(file) if "train/global_step" in row]:
+            known.add(row, int(row["train/global_step"]))
+        return known
 
     def _log_missing(self, args, state, control) -> None:
         """Log the rows up to the checkpoint that are not there."""
@@ -182,10 +201,10 @@ class WandbResumeCallback(WandbCallback):
         if "train_runtime" in logs:  # the end of a call of `train`: numbers of the run, and no step of its own
             self._wandb.run.summary.update({name: logs[name] for name in logs if name not in ("epoch", "env_step")})
             return
-        row = _kind(name.replace("eval_", "eval/", 1) for name in logs if name.startswith("eval_")), state.global_step
-        if row in self._rows.logged or state.global_step <= self._rows.complete_until:
+        row = rewrite_logs(logs)
+        if self._before.has(row, state.global_step):
             return  # done again since the checkpoint, to the same numbers
-        self._rows.logged.add(row)
+        _rows_of_runs[self._wandb.run.id].add(row, state.global_step)
         if "env_step" in logs and not self._has_axis:  # other trainers than the package's have none
             self._has_axis = True
             self._wandb.define_metric(X_AXIS)
@@ -196,6 +215,7 @@ class WandbResumeCallback(WandbCallback):
 
 
 def _kind(names: Iterable[str]) -> str:
+    """The kind of a row with some metrics."""
     return min((name for name in names if name.startswith("eval/")), default="train")
 
 

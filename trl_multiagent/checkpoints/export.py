@@ -95,6 +95,8 @@ def _save_entity(module: nn.Module, tokenizer: PreTrainedTokenizerBase, director
         if merge:
             # Merging changes weights in the last bits and merging back does not restore them, so a copy is merged
             copy.deepcopy(model).merge_and_unload().save_pretrained(directory)
+        elif is_adapter:
+            _save_adapter(model, directory)
         else:
             model.save_pretrained(directory)
     if "value_head" in module._modules:
@@ -103,6 +105,16 @@ def _save_entity(module: nn.Module, tokenizer: PreTrainedTokenizerBase, director
         for stale in (VALUE_HEAD_FILE, VALUE_HEAD_CONFIG_FILE):
             (directory / stale).unlink(missing_ok=True)
     tokenizer.save_pretrained(directory)
+
+
+def _save_adapter(model: nn.Module, directory: Path) -> None:
+    """Save the active adapter where `from_pretrained` looks: PEFT gives those with a name directories of their own."""
+    name = model.active_adapter
+    model.save_pretrained(directory, selected_adapters=[name])
+    if name != "default":
+        for path in (directory / name).iterdir():
+            os.replace(path, directory / path.name)
+        (directory / name).rmdir()
 
 
 def base_is_found_by_name(model: nn.Module) -> bool:
@@ -267,7 +279,7 @@ def load_team(team: MultiAgentModel, directory: str | os.PathLike, trust_remote_
         if hasattr(model, "get_base_model"):
             from peft import load_peft_weights, set_peft_model_state_dict
 
-            set_peft_model_state_dict(model, load_peft_weights(str(path), device="cpu"))
+            set_peft_model_state_dict(model, load_peft_weights(str(path), device="cpu"), model.active_adapter)
         else:
             load_weights(model, path, trust_remote_code)
         if "value_head" in module._modules:

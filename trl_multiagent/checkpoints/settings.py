@@ -5,7 +5,7 @@ What a run was set up with, so that a resume with something else is noticed: des
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -104,7 +104,6 @@ _TOLD_OTHERWISE = {
     "num_train_epochs",
     "max_steps",
     "deepspeed",
-    "ignore_data_skip",
 }
 # Entries of a model's config that do not say what it computes, or that a tokenizer sets
 _NOT_OF_THE_MODEL = {
@@ -140,7 +139,7 @@ def describe_model(module: nn.Module) -> dict[str, Any]:
     """An entity: its architecture, adapter and head, and a sample of the weights that training leaves alone."""
     model = module.backbone if isinstance(module, ValueModel) else module
     language_model = base_language_model(model)
-    config = {k: v for k, v in language_model.config.to_dict().items() if k not in _NOT_OF_THE_MODEL}
+    config = _what_it_computes(language_model.config.to_dict())
     adapters = {name: adapter.to_dict() for name, adapter in getattr(model, "peft_config", {}).items()}
     for adapter in adapters.values():
         adapter.pop("base_model_name_or_path", None)
@@ -152,20 +151,30 @@ def describe_model(module: nn.Module) -> dict[str, Any]:
         "adapter": adapters,
         "value_head": None if head is None else {"critic_type": head.critic_type, "hidden_dim": head.hidden_dim},
         "trained_parameters": sum(parameter.requires_grad for parameter in module.parameters()),
-        "frozen_weights": _sample_of_frozen(module),
+        "frozen_weights": sample_of_weights(
+            (name, parameter) for name, parameter in module.named_parameters() if not parameter.requires_grad
+        ),
     }
 
 
-def _sample_of_frozen(module: nn.Module) -> str | None:
-    """A hash of some elements of every frozen parameter."""
-    digest = hashlib.sha256()
-    frozen = [(name, parameter) for name, parameter in module.named_parameters() if not parameter.requires_grad]
-    for name, parameter in frozen:
+def _what_it_computes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a config, and of configs in it, that say what a model computes."""
+    return {
+        name: _what_it_computes(value) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if name not in _NOT_OF_THE_MODEL
+    }
+
+
+def sample_of_weights(parameters: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+    """A hash of some elements of each parameter; `None` without any."""
+    digest, parameters = hashlib.sha256(), list(parameters)
+    for name, parameter in parameters:
         flat = local_part(parameter).detach().flatten()
         sample = flat[:: max(1, len(flat) // _SAMPLED)]
         sample = sample.double() if sample.is_floating_point() else sample
         digest.update(name.encode() + sample.cpu().numpy().tobytes())
-    return digest.hexdigest() if frozen else None
+    return digest.hexdigest() if parameters else None
 
 
 def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -208,6 +217,8 @@ def versions() -> dict[str, str]:
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """What differs between two descriptions, by name, as `name: saved -> current`."""
     saved, current = _flat(saved), _flat(json.loads(as_json(current)))
+    for name in [name for name in saved.keys() ^ current.keys() if name.endswith("/reference")]:
+        saved.pop(name, None), current.pop(name, None)  # follows from the option that asks for references
     differing = [
         name for name in sorted(saved.keys() | current.keys()) if _shown(saved, name) != _shown(current, name)
     ]

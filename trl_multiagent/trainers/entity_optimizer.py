@@ -102,6 +102,10 @@ class DecayGuard(TrainerCallback):
         self.accelerator = accelerator
         self.taught = dict.fromkeys(names, False)
 
+    def clear(self) -> None:
+        """Forget what was noted since the last step."""
+        self.taught = dict.fromkeys(self.taught, False)
+
     def note(self, name: str, taught: bool) -> None:
         """Say whether a micro-batch of the current step teaches an entity."""
         self.taught[name] = self.taught[name] or taught
@@ -114,7 +118,7 @@ class DecayGuard(TrainerCallback):
         for group in self.optimizer.param_groups:
             if group["entity"] in idle:
                 group["held_weight_decay"], group["weight_decay"] = group["weight_decay"], 0.0
-        self.taught = dict.fromkeys(self.taught, False)
+        self.clear()
 
     def on_optimizer_step(self, args, state, control, **kwargs) -> None:
         for group in self.optimizer.param_groups:

@@ -71,6 +71,7 @@ REFUSED_OPTIONS: dict[str, str] = {
     "parallelism_config": "tensor, context and sequence parallelism are not offered",
     "fp16_full_eval": "evaluation samples with the weights as they are trained",
     "bf16_full_eval": "evaluation samples with the weights as they are trained",
+    "ignore_data_skip": "a resumed run goes on at its place in the data",
     "enable_jit_checkpoint": "a run that saves checkpoints saves one on SIGTERM by itself",
 }
 

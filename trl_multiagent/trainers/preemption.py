@@ -47,6 +47,8 @@ class Preemption:
             yield
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._noted:  # after the last step: the training is complete, and the program ends as it was told to
+            signal.raise_signal(signal.SIGTERM)
 
     def _note(self, signum, frame) -> None:
         self._noted = True

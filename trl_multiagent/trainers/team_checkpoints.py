@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, send_to_device
 from torch import nn
-from transformers import Trainer, TrainerCallback
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from .._compat import get_callable_name, rotate_checkpoints
@@ -28,6 +28,7 @@ from ..checkpoints.settings import (
     describe_model,
     describe_options,
     describe_tokenizer,
+    sample_of_weights,
     versions,
 )
 from ..checkpoints.stateful import RunTracker, Stateful, check_plain
@@ -102,7 +103,9 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
     # The checkpoint that this training goes on from, and its point; the point after the last step
     _resumed: str | None = None
     _resumed_point: dict[str, Any] | None = None
-    _point: dict[str, Any] | None = None
+    _point: dict[str, Any] | Exception | None = None
+    # Gradient norm and learning rate of the last step
+    _last_step: tuple[Any, float | None] = (None, None)
     # Whether the random states of the checkpoint are set again
     _random_states_wait = False
     # The optimizer and the scheduler that the user gave
@@ -145,6 +148,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         self._boundaries = (
             None if checkpoint_dir is None else Boundaries(os.fspath(checkpoint_dir), checkpoint_interval)
         )
+        self._check_directories()
         saves = self._boundaries is not None or self.args.save_strategy != "no"
         self._settings = self._describe() if saves or resume_from_checkpoint else {}
         if saves:
@@ -154,7 +158,13 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         self._resumed_point = None if self._resumed is None else self._read_point(self._resumed)
         self._written = {} if self._resumed is None else {os.path.realpath(self._resumed): self._resumed_point["step"]}
         self._random_states_wait = self._resumed is not None
-        self._step, self._buffered_inputs, self._point = 0, None, None  # what an earlier training left is not used
+        # What an earlier training left is not used
+        self._step, self._buffered_inputs, self._point = 0, None, None
+        self._metrics.clear()
+        self._completions.load([])
+        self._step_time, self._last_step = 0.0, (None, None)
+        if self._decay_guard is not None:
+            self._decay_guard.clear()
         self._set_caches([self.args.use_cache] * len(self.agents))
         self._preemption = Preemption(self.accelerator, saves)
         hooks, evaluates_on_start = RunHooks(self), self.args.eval_on_start
@@ -168,6 +178,17 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             self.callback_handler.callbacks.remove(hooks)
             self.args.eval_on_start = evaluates_on_start
             self._resumed = self._resumed_point = self._point = None
+
+    def _check_directories(self) -> None:
+        """Refuse one directory for both kinds of checkpoints, whose names have different numbers."""
+        if self._boundaries is None or self.args.save_strategy == "no":
+            return
+        directory = self._boundaries.directory
+        if os.path.realpath(directory) == os.path.realpath(self.args.output_dir):
+            raise ValueError(
+                f"checkpoint_dir={directory!r} is the output_dir too, in which save_strategy numbers checkpoints by "
+                "steps: they would overwrite each other. Use another directory, or save_strategy='no'."
+            )
 
     # What a run is, and what its future depends on
 
@@ -184,6 +205,11 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             **{
                 f"{name}/tokenizer": describe_tokenizer(tokenizer)
                 for (name, _), tokenizer in zip(entities, tokenizers, strict=True)
+            },
+            **{
+                f"agent_{index}/reference": sample_of_weights(agent.ref_model.named_parameters())
+                for index, agent in enumerate(self.agent_trainers)
+                if agent.ref_model is not None and not self.args.sync_ref_model  # those that move are saved
             },
             "train_dataset": describe_dataset(self.train_dataset),
             "reward_func": self.reward.names,
@@ -228,6 +254,9 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
     def _collect_point(self) -> dict[str, Any]:
         """What the future of this process depends on besides models and optimizer, after a step."""
         uses = self.args.steps_per_generation * self.args.num_iterations
+        position = self._position
+        if self.control.should_epoch_stop and not self._epoch_ended:  # a callback ended the epoch in its middle
+            position = Position(position.epoch + 1)
         states = {name: copy.deepcopy(stateful.state_dict()) for name, stateful in self._stateful().items()}
         if self._fetched_rows is not None and "train_dataset" in states:
             states["train_dataset"] = self._fetched_rows.state_before(self._position.batches)
@@ -236,19 +265,27 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             "env_step": self.env_step,
             "num_input_tokens_seen": self.state.num_input_tokens_seen,
             "micro_step": self._step,
-            "epoch": self._position.epoch,
-            "batches": self._position.batches,
+            "epoch": position.epoch,
+            "batches": position.batches,
             "rollout_buffer": self._buffered_inputs if self._step % uses else None,
             "random_states": random_states(),
             "loss": {
                 "sum": self._tr_loss.detach().cpu().clone(),
                 "last_logged": self._globalstep_last_logged,
+                "last_step": [float(value) if value is not None else None for value in self._last_step],
             },
             "metrics": self._metrics.state(),
             "completions": self._completions.state(),
             "team": self._team_state(),
             "stateful": states,
         }
+
+    def _try_to_collect(self) -> "dict[str, Any] | Exception":
+        """The point; or why there is none, for the time when it is needed."""
+        try:
+            return self._collect_point()
+        except Exception as error:
+            return error
 
     # When: after a step's log and evaluation, at the end of an epoch after those of the epoch
 
@@ -257,6 +294,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         if self._resumed_point is not None:
             self._tr_loss += self._resumed_point["loss"]["sum"].to(self._tr_loss)
             self._globalstep_last_logged = self._resumed_point["loss"]["last_logged"]
+            self._last_step = tuple(self._resumed_point["loss"]["last_step"])
         elif self.state.global_step == 0:
             self._position = Position()
 
@@ -274,7 +312,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
                 self._fetched_rows.start(0)
 
     def _run_epoch(self, *, epoch: int, steps_in_epoch: int, **kwargs) -> None:
-        if self.state.global_step >= self.state.max_steps:  # the run had ended in the middle of this epoch
+        if self._had_ended():
             self.control.should_training_stop = True
             return
         self._steps_in_epoch = steps_in_epoch
@@ -284,17 +322,29 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             self._fetched_rows.start(self._position.batches)
         super()._run_epoch(epoch=epoch, steps_in_epoch=steps_in_epoch, **kwargs)
 
-    def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
+    def _had_ended(self) -> bool:
+        """Whether the checkpoint is that of a run's end, within an epoch: by its length, or by early stopping."""
+        stopped = any(
+            callback.early_stopping_patience_counter >= callback.early_stopping_patience
+            for callback in self.callback_handler.callbacks
+            if isinstance(callback, EarlyStoppingCallback)
+        )
+        return self.state.global_step >= self.state.max_steps or (self._resumed is not None and stopped)
+
+    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args, learning_rate=None, **kwargs) -> None:
+        if grad_norm is None:  # no step was done in this call: the epoch's end is that of the checkpoint's last step
+            grad_norm, learning_rate = self._last_step
+        self._last_step = grad_norm, learning_rate
         if self._position.batches == self._steps_in_epoch and not self._epoch_ended:
             return  # the epoch's end follows at once, and logs, evaluates and saves: a checkpoint holds that too
-        super()._maybe_log_save_evaluate(*args, **kwargs)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, learning_rate=learning_rate, **kwargs)
         if self._boundaries is not None and self._epoch_ended:
             number = self._position.epoch + (self._position.batches > 0)
             is_last = self.control.should_training_stop or self._position.epoch >= self.state.num_train_epochs
             if is_last or number % self._boundaries.interval == 0:
                 self._write(self._boundary(number))
         if self._preemption.enabled:
-            self._point = self._collect_point()
+            self._point = self._try_to_collect()
 
     def _boundary(self, number: int) -> str:
         return os.path.join(self._boundaries.directory, f"checkpoint-{number}")
@@ -305,7 +355,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             return
         step = self.state.global_step
         if self._boundaries is not None:
-            target = self._boundary(self._position.epoch + 1)
+            target = self._boundary(max(1, self._position.epoch + (self._position.batches > 0)))
         else:
             target = os.path.join(self.args.output_dir, f"checkpoint-{step}")
         at_this_step = [checkpoint for checkpoint, written in self._written.items() if written == step]
@@ -314,7 +364,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         elif self._point is None:
             saved = None
         else:
-            saved = target if self._write(target, self._point) else None
+            saved = target if self._write(target, self._point, models_only=False) else None
         if saved is not None:
             message = f"It can be resumed from {saved}."
         elif step == 0:
@@ -349,7 +399,9 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
                 use_mtime=True,
             )
 
-    def _write(self, target: str, point: dict[str, Any] | None = None) -> bool:
+    def _write(
+        self, target: str, point: dict[str, Any] | Exception | None = None, models_only: bool | None = None
+    ) -> bool:
         """
         Write the checkpoint `target`, which appears when it is complete. Call it on every process.
 
@@ -357,33 +409,39 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             target (`str`):
                 Directory of the checkpoint.
             point (`dict`, *optional*):
-                What `_collect_point` returned after the last step. Default: as it is now.
+                What `_try_to_collect` returned after the last step. Default: as it is now.
+            models_only (`bool`, *optional*):
+                Leave out what a run needs to go on. Default: `save_only_model`.
 
         Returns:
             `bool`: whether it was written. Otherwise the reason is in the log, earlier checkpoints are as they were,
             and so is the training.
         """
         self.store_flos()
-        point = self._collect_point() if point is None else point
+        point = self._try_to_collect() if point is None else point
+        models_only = self.args.save_only_model if models_only is None else models_only
         attempt, writes, staged, sealer = Attempt(), self.args.should_save, storage.stage(target), Sealer(target)
+        if isinstance(point, Exception):
+            attempt.error = point
         if writes:
             attempt(storage.begin, target)
         self._agree(attempt)
         self._write_models(staged, None, attempt)
         if writes:
             attempt(sealer.seal, *(name for name, _ in entity_directories(self.model)))
-        if not self.args.save_only_model:
+        if not models_only:
             self._write_references(staged / REFERENCES, attempt)
             self._write_optimizer(staged, attempt)
             attempt(self._save_point, point, staged)
         if writes:
-            attempt(self._write_run, staged, point)
+            attempt(self._write_run, staged, point, models_only)
         self._agree(attempt)
         if writes:
             attempt(storage.commit, target, sealer)
         self._agree(attempt)
         if attempt.error is None:
-            self._written[os.path.realpath(target)] = point["step"]
+            if not models_only:
+                self._written[os.path.realpath(target)] = self.state.global_step
             return True
         sealer.close()
         if writes:
@@ -441,7 +499,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         if self.accelerator.scaler is not None:
             storage.save_tensors(self.accelerator.scaler.state_dict(), staged / SCALER_FILE)
 
-    def _write_run(self, staged: Path, point: dict[str, Any]) -> None:
+    def _write_run(self, staged: Path, point: dict[str, Any], models_only: bool) -> None:
         """Write transformers' state, and what the checkpoint says of its run."""
         callbacks = [c for c in [*self.callback_handler.callbacks, self.control] if isinstance(c, ExportableState)]
         self.state.stateful_callbacks = {}
@@ -456,7 +514,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             "step": point["step"],
             "env_step": point["env_step"],
             "max_steps": self.state.max_steps,
-            "models_only": self.args.save_only_model,
+            "models_only": models_only,
             "trackers": {name: tracker.identity() for name, tracker in self._trackers().items()},
             "versions": versions(),
             "settings": self._settings,
@@ -473,15 +531,17 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         if self.is_world_process_zero():
             try:
                 found[0] = self._verified(wanted)
-            except CheckpointError as error:
-                found[1] = str(error)
-        found = broadcast_object_list(found)
-        if found[1] is not None:
-            raise CheckpointError(found[1])
-        return found[0]
+            except Exception as error:
+                found[1] = error
+        error = found[1]
+        told = broadcast_object_list([found[0], None if error is None else str(error)])
+        if told[1] is not None:
+            raise error if error is not None else CheckpointError(told[1])
+        return told[0]
 
     def _verified(self, wanted: str | os.PathLike | bool) -> str:
         if wanted is not True:
+            storage.restore_replaced(Path(wanted).parent)
             storage.verify(wanted)
             checkpoint = os.fspath(wanted)
         else:
@@ -518,6 +578,14 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         return checkpoint
 
     def _read_point(self, checkpoint: str) -> dict[str, Any]:
+        attempt, read = Attempt(), []
+        attempt(lambda: read.append(self._load_own_point(checkpoint)))
+        self._agree(attempt)
+        if attempt.error is not None:
+            raise attempt.error
+        return read[0]
+
+    def _load_own_point(self, checkpoint: str) -> dict[str, Any]:
         path = os.path.join(checkpoint, _point_file(self.accelerator.process_index))
         if not os.path.isfile(path):
             raise CheckpointError(
@@ -542,6 +610,8 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             return start
         if not self.is_deepspeed_enabled:
             load_team(self.model, checkpoint, self.args.trust_remote_code)
+        self.state.compute_steps(self.args, max_steps)  # the intervals of this config, not of the checkpoint's
+        self._find_best_checkpoint(checkpoint)
         point = self._resumed_point
         self._position = Position(point["epoch"], point["batches"])
         self._load_user_states(point["stateful"])
@@ -551,6 +621,18 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             if identities.get(name) is not None:
                 tracker.continue_run(identities[name])
         return self._position.epoch, self._position.batches
+
+    def _find_best_checkpoint(self, checkpoint: str) -> None:
+        """Where the best checkpoint lies now, if it was moved with the others; transformers forgets it."""
+        with open(os.path.join(checkpoint, TRAINER_STATE_FILE), encoding="utf-8") as file:
+            best = json.load(file)["best_model_checkpoint"]
+        if best is None or self.state.best_model_checkpoint is not None:
+            return
+        moved = os.path.join(os.path.dirname(os.path.abspath(checkpoint)), os.path.basename(best))
+        if os.path.isdir(moved):
+            self.state.best_model_checkpoint = moved
+        else:
+            logger.warning("The best checkpoint so far, %s, is not there any more, so it cannot be loaded.", best)
 
     def _load_user_states(self, states: dict[str, Any]) -> None:
         stateful = self._stateful()

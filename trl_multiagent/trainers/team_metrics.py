@@ -57,6 +57,14 @@ class TeamMetrics:
             "shared_rewards": self._shared_rewards,
         }
 
+    def clear(self) -> None:
+        """Forget what was collected for a training log."""
+        self._values["train"].clear()
+        for values in self._by_actor:
+            values.clear()
+        for agent in self.agents:
+            agent.load_training_metrics({})
+
     def load(self, state: dict[str, Any]) -> None:
         self._values["train"].update(_copied(state["values"]))
         for own, saved in zip(self._by_actor, state["by_actor"], strict=True):
