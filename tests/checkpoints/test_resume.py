@@ -15,7 +15,7 @@ import pytest
 import torch
 from critic_teams import adapter, team_with_critics
 from datasets import Dataset, IterableDataset
-from peft import get_peft_model
+from peft import LoraConfig, get_peft_model
 from tiny import dataset, llama, lm, logged, team_args, tok, word_reward
 from transformers import EarlyStoppingCallback, TrainerCallback, get_constant_schedule_with_warmup
 
@@ -557,6 +557,27 @@ def test_a_given_adapter_may_have_a_name(name, tmp_path):
     whole.train()
     saved = tmp_path / "whole" / "checkpoint-1" / "agent_0"
     assert (saved / "adapter_model.safetensors").is_file() and not (saved / name).exists()
+    resumed, watch = make("resumed")
+    resumed.train(resume_from_checkpoint=checkpoint(tmp_path / "whole", 1))
+    assert watch.at == {step: at for step, at in whole_watch.at.items() if step > 1}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"trainable_token_indices": [3, 4]},
+        {"modules_to_save": ["embed_tokens"]},
+    ],
+    ids=str,
+)
+def test_adapters_may_be_on_embeddings(changed, tmp_path):
+    def make(directory):
+        config = LoraConfig(**{"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", **changed})
+        return build("MAGRPO", tmp_path / directory, kwargs={"peft_config": config}, max_steps=3)
+
+    whole, whole_watch = make("whole")
+    whole.train()
     resumed, watch = make("resumed")
     resumed.train(resume_from_checkpoint=checkpoint(tmp_path / "whole", 1))
     assert watch.at == {step: at for step, at in whole_watch.at.items() if step > 1}

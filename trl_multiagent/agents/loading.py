@@ -233,7 +233,10 @@ def open_adapter(model: ModelLike, kwargs: dict[str, Any]) -> ModelLike:
 
 def check_vocabulary(name: str, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a `ValueError` if the tokenizer has ids that the model's embeddings do not."""
-    rows = base_language_model(model).get_input_embeddings().weight.shape[0]
+    embeddings = base_language_model(model).get_input_embeddings()
+    while not hasattr(embeddings, "num_embeddings"):  # adapters on embeddings wrap them
+        embeddings = getattr(embeddings, "original_module", None) or embeddings.get_base_layer()
+    rows = embeddings.num_embeddings
     if len(tokenizer) > rows:
         raise ValueError(
             f"{name}: the tokenizer has {len(tokenizer)} tokens, but the model embeds only {rows}. Use the tokenizer "
