@@ -116,7 +116,6 @@ HONOURED_BY = {
     "load_best_model_at_end": TEAM,
     "metric_for_best_model": TRAINER,
     "greater_is_better": TRAINER,
-    "ignore_data_skip": TRAINER,
     "restore_callback_states_from_checkpoint": TRAINER,
     # Data and processes
     "accelerator_config": TRAINER,
