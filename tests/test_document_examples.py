@@ -295,6 +295,12 @@ class Stop(TrainerCallback):
             raise KeyboardInterrupt
 
 
+def end_wandb() -> None:
+    """As at a process's end: what writes the files is ended too, so that no row is in its memory still."""
+    wandb.finish()
+    wandb.teardown()
+
+
 def logged_to_wandb(directory) -> list[tuple]:
     """`env_step` and reward of each row in all parts of the one run of a directory."""
     files = offline_files(Path(directory) / "wandb")
@@ -308,7 +314,7 @@ def test_one_run_in_two_parts(stopped, new_process, models, monkeypatch):
     """Two epochs, then the rest of four from the checkpoint, in the same W&B run: as if it had been four at once."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    wandb.teardown()  # it would keep the working directory of an earlier test
+    end_wandb()  # it would keep the working directory of an earlier test
     model_name = models["3B"]
     tokenizer = from_pretrained(model_name)
     train_dataset = dataset(4)
@@ -350,7 +356,7 @@ def test_one_run_in_two_parts(stopped, new_process, models, monkeypatch):
     done = ["checkpoint-1"] if stopped else ["checkpoint-1", "checkpoint-2"]
     assert sorted(path.name for path in Path(checkpoint_dir).iterdir()) == done
     if new_process:
-        wandb.finish()
+        end_wandb()
         monkeypatch.setattr(wandb_resume, "_started", set())
         monkeypatch.setattr(wandb_resume, "_rows_of_runs", {})
 
@@ -369,13 +375,13 @@ def test_one_run_in_two_parts(stopped, new_process, models, monkeypatch):
         checkpoint_interval=1,
     )
     assert read_checkpoint_metadata("checkpoints/resume-demo/checkpoint-4")["wandb"] == identity
-    wandb.finish()
+    end_wandb()
     in_wandb = logged_to_wandb(".")
 
     Path("at_once").mkdir()
     at_once = build_trainer(num_train_epochs=4, wandb_config={"dir": "at_once"})
     at_once.train()
-    wandb.finish()
+    end_wandb()
     assert [env_step for env_step, _ in in_wandb] == [8 * step for step in range(1, 9)]
     assert in_wandb == logged_to_wandb("at_once")
     assert resumed.state.epoch == at_once.state.epoch == 4
@@ -468,7 +474,7 @@ def test_the_readme_example_runs(models):
 def test_the_examples_of_training_state_run(models, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    wandb.teardown()
+    end_wandb()
     text = (Path(__file__).parents[1] / "docs" / "training_state.md").read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
     for written, stand_in in (
@@ -479,7 +485,7 @@ def test_the_examples_of_training_state_run(models, monkeypatch):
         code = code.replace(written, stand_in)
     names = {}
     exec(compile(code, "training_state.md", "exec"), names)
-    wandb.finish()
+    end_wandb()
     assert sorted(path.name for path in Path("outputs/essay").glob("checkpoint-*")) == [
         "checkpoint-15",
         "checkpoint-16",

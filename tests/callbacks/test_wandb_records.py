@@ -15,6 +15,7 @@ def file(tmp_path_factory):
     for number in range(300):
         run.log({"number": number, "text": "x" * (50_000 if number % 100 == 7 else 200), "nested": {"inner": 0.5}})
     run.finish()
+    wandb.teardown()  # ends the process that writes: it may have the last rows in its memory still
     (found,) = offline_files(directory / "wandb", run.id)
     assert offline_files(directory / "wandb", "another") == []
     return found

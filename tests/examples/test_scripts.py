@@ -25,7 +25,9 @@ def launch(
     script: str, *arguments: str, timeout: float = 300, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "accelerate.commands.launch", str(ROOT / "examples" / script), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **(environment or {})}
+    # Without the W&B service that a test in this process may have started
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment = {**inherited, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **(environment or {})}
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=ROOT)
 
 
