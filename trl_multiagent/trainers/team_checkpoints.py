@@ -332,7 +332,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         return self.state.global_step >= self.state.max_steps or (self._resumed is not None and stopped)
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args, learning_rate=None, **kwargs) -> None:
-        if grad_norm is None:  # no step was done in this call: the epoch's end is that of the checkpoint's last step
+        if learning_rate is None:  # no step was done since the resume: this is the end of the last one's epoch
             grad_norm, learning_rate = self._last_step
         self._last_step = grad_norm, learning_rate
         if self._position.batches == self._steps_in_epoch and not self._epoch_ended:
