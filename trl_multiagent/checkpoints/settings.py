@@ -224,9 +224,7 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
     ]
     # What follows from another architecture goes without saying
     others = tuple(name.removesuffix("model") for name in differing if name.endswith(".model"))
-    told = (
-        [name for name in differing if name.endswith(".model") or not name.startswith(others)] if others else differing
-    )
+    told = [name for name in differing if name.endswith(".model") or not name.startswith(others)]
     return [f"{name}: {_shown(saved, name)} -> {_shown(current, name)}" for name in told]
 
 
