@@ -15,6 +15,8 @@ _PUBLIC = {
     "GRPOAgent": "agents.grpo_agent",
     "IACConfig": "trainers.actor_critic_config",
     "IACTrainer": "trainers.iac_trainer",
+    "JointRewardConfig": "trainers.joint_reward_config",
+    "JointRewardTrainer": "trainers.joint_reward_trainer",
     "MAACConfig": "trainers.actor_critic_config",
     "MAACTrainer": "trainers.maac_trainer",
     "MAGRPOConfig": "trainers.reinforce_config",
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
     from .trainers.actor_critic_config import ActorCriticConfig, IACConfig, MAACConfig
     from .trainers.actor_critic_trainer import ActorCriticTrainer
     from .trainers.iac_trainer import IACTrainer
+    from .trainers.joint_reward_config import JointRewardConfig
+    from .trainers.joint_reward_trainer import JointRewardTrainer
     from .trainers.maac_trainer import MAACTrainer
     from .trainers.multi_agent_config import MultiAgentConfig
     from .trainers.multi_agent_trainer import MultiAgentTrainer

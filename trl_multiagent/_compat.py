@@ -21,6 +21,7 @@ from transformers.utils import cached_file
 from trl.data_utils import is_conversational
 from trl.trainer import grpo_trainer
 from trl.trainer.callbacks import SyncRefModelCallback
+from trl.trainer.reward_trainer import suppress_seqcls_warning
 from trl.trainer.utils import (
     RepeatSampler,
     create_model_from_path,
@@ -29,6 +30,7 @@ from trl.trainer.utils import (
     repeat_iterable_dataset,
     shuffle_sequence_dict,
     split_tensor_dict,
+    use_adapter,
 )
 
 
@@ -49,6 +51,8 @@ __all__ = [
     "rotate_checkpoints",
     "shuffle_sequence_dict",
     "split_tensor_dict",
+    "suppress_seqcls_warning",
+    "use_adapter",
 ]
 
 
@@ -236,6 +240,25 @@ TRL_CONTRACT = (
         "TRL copies the reference of a model that was passed as an object",
     ),
     Contract(
+        "trl.trainer.reward_trainer.RewardTrainer._prepare_dataset",
+        ("self", "dataset", "processing_class", "args", "dataset_name"),
+        "overridden: renders joint responses, and keeps the end of long texts; called for every dataset",
+        "TRL has a public hook for the preparation of a dataset",
+    ),
+    Contract(
+        "trl.trainer.reward_trainer.RewardTrainer.compute_loss",
+        ("self", "model", "inputs", "return_outputs", "num_items_in_batch"),
+        "overridden: the logits are those of the winners, then those of the losers, and `_metrics[mode]` holds lists "
+        "of which `log` takes the means",
+        "TRL takes means over pairs and has a hook for more metrics",
+    ),
+    Contract(
+        "trl.trainer.reward_trainer.suppress_seqcls_warning",
+        (),
+        "a language model is loaded without a warning about its new reward head",
+        "public",
+    ),
+    Contract(
         "trl.trainer.utils.shuffle_sequence_dict",
         ("seq_dict",),
         "one permutation for all actors' rows, drawn as TRL draws it",
@@ -252,6 +275,12 @@ TRL_CONTRACT = (
         "trl.trainer.utils.repeat_iterable_dataset",
         ("dataset", "mini_repeat_count", "batch_size", "repeat_count"),
         "groups over streamed prompts",
+        "public",
+    ),
+    Contract(
+        "trl.trainer.utils.use_adapter",
+        ("model", "adapter_name"),
+        "the reference of an adapter, as TRL's trainers take it",
         "public",
     ),
 )
@@ -297,6 +326,7 @@ TRL_ATTRIBUTES = (
     "loss_type",
     "num_generations",
     "num_generations_eval",
+    "num_iterations",
     "use_adaptive_entropy",
     "ref_model",
     "reward_func_names",
