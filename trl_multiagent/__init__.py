@@ -19,6 +19,8 @@ _PUBLIC = {
     "JointRewardTrainer": "trainers.joint_reward_trainer",
     "MAACConfig": "trainers.actor_critic_config",
     "MAACTrainer": "trainers.maac_trainer",
+    "MADPOConfig": "trainers.preference_config",
+    "MADPOTrainer": "trainers.madpo_trainer",
     "MAGRPOConfig": "trainers.reinforce_config",
     "MAGRPOTrainer": "trainers.reinforce_trainer",
     "MAREINFORCEConfig": "trainers.reinforce_config",
@@ -30,6 +32,8 @@ _PUBLIC = {
     "MultiAgentConfig": "trainers.multi_agent_config",
     "MultiAgentModel": "models.team",
     "MultiAgentTrainer": "trainers.multi_agent_trainer",
+    "PreferenceConfig": "trainers.preference_config",
+    "PreferenceTrainer": "trainers.preference_trainer",
     "ReinforceConfig": "trainers.reinforce_config",
     "ReinforceTrainer": "trainers.reinforce_trainer",
     "ValueHead": "models.value_head",
@@ -67,8 +71,11 @@ if TYPE_CHECKING:
     from .trainers.joint_reward_config import JointRewardConfig
     from .trainers.joint_reward_trainer import JointRewardTrainer
     from .trainers.maac_trainer import MAACTrainer
+    from .trainers.madpo_trainer import MADPOTrainer
     from .trainers.multi_agent_config import MultiAgentConfig
     from .trainers.multi_agent_trainer import MultiAgentTrainer
+    from .trainers.preference_config import MADPOConfig, PreferenceConfig
+    from .trainers.preference_trainer import PreferenceTrainer
     from .trainers.reinforce_config import (
         MAGRPOConfig,
         MAREINFORCEConfig,

@@ -14,8 +14,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
-from .._compat import keep_outputs_in_float32, reference_is_a_copy_of
+from .._compat import keep_outputs_in_float32, reference_is_a_copy_of, use_adapter
 from ..models.dropout import disable_dropout
+from ..models.log_probabilities import completion_logps
 from ..models.positions import count_positions_from_text
 from ..placement.backends import share_accelerator
 from ..rollouts.formatters import check_chat_template
@@ -177,6 +178,40 @@ class GRPOAgent(GRPOTrainer):
         finally:
             self.generation_config = config
             self.state.num_input_tokens_seen = num_tokens
+
+    def take_tokens(self) -> tuple[list[list[int]], list[list[int]]]:
+        """
+        The token ids of the prompts and of the completions that were sampled since the last call or `score`; they will
+        not be scored. An EOS that stands for an empty completion is left out.
+        """
+        prompt_ids, completion_ids, masks = self._take_rollouts()[:3]
+        if masks is not None:
+            completion_ids = [
+                [token for token, kept in zip(ids, mask, strict=True) if kept]
+                for ids, mask in zip(completion_ids, masks, strict=True)
+            ]
+        return prompt_ids, completion_ids
+
+    def reference_logps(
+        self, model: nn.Module, inputs: dict[str, torch.Tensor], average: bool = False
+    ) -> torch.Tensor:
+        """
+        `completion_logps` of the actor's reference, without gradient: its reference model, or for an adapter the model
+        as it was before this run.
+
+        Args:
+            model ([`~torch.nn.Module`]):
+                The bare actor.
+            inputs (`dict`):
+                `input_ids`, `attention_mask` and `completion_mask` of `completion_logps`.
+            average (`bool`, *optional*, defaults to `False`):
+                As there.
+        """
+        with torch.no_grad(), self.accelerator.autocast():
+            if self.ref_model is not None:
+                return completion_logps(self.ref_model, **inputs, average=average)
+            with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+                return completion_logps(model, **inputs, average=average)
 
     def discard(self, grouped: bool = True) -> None:
         """Forget the sampled rollouts, not their metrics: nothing is learned from them. `grouped` as in `score`."""

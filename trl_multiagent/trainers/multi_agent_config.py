@@ -281,6 +281,11 @@ class MultiAgentConfig(GRPOConfig):
                     f"tokenizer to find it by. Set `eos_token_id` in the generation config instead."
                 )
 
+    @property
+    def updates_per_rollout(self) -> int:
+        """How often each rollout is trained on."""
+        return self.num_iterations
+
     def _min_generations(self) -> int:
         """Fewest joint samples in a group; 1 where the baseline needs no others."""
         return 2

@@ -163,15 +163,14 @@ class MultiAgentTrainer(TeamCheckpoints, Trainer):
         evaluated = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
         for dataset in [train_dataset, *evaluated]:
             if dataset is not None:
-                row = check_tasks(dataset, self.formatters, tokenizers, args.turn_order == "sequential")
-                self._check_row(row)
+                self._check_dataset(dataset, tokenizers)
         if isinstance(train_dataset, datasets.IterableDataset):
             prepare_streaming(args)  # before the first actor makes the accelerator
         self._sources = sources
         self.agent_trainers = build_agents(
             sources,
             tokenizers,
-            args,
+            self._actor_args(),
             names=self.agent_names,
             trainable=self.trainable,
             reward_names=self.reward.names,
@@ -179,6 +178,8 @@ class MultiAgentTrainer(TeamCheckpoints, Trainer):
             quantization_config=quantization_config,
             kl_in_reward=self.kl_in_reward,
         )
+        for agent in self.agent_trainers:
+            agent.num_iterations = args.updates_per_rollout
         # TRL may need another kind of activation checkpointing (adapters under ZeRO-3)
         needed = self.agent_trainers[0].args.gradient_checkpointing_kwargs
         args.gradient_checkpointing_kwargs = args.activation_checkpointing_kwargs = needed
@@ -258,6 +259,14 @@ class MultiAgentTrainer(TeamCheckpoints, Trainer):
             )
         return None if external_transition is None else Transition(external_transition, self.agent_names)
 
+    def _actor_args(self) -> MultiAgentConfig:
+        """The arguments of the actors' own TRL trainers."""
+        return self.args
+
+    def _check_dataset(self, dataset: Any, tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
+        """Check a dataset, before any model is loaded."""
+        self._check_row(check_tasks(dataset, self.formatters, tokenizers, self.args.turn_order == "sequential"))
+
     def _check_row(self, row: dict[str, Any]) -> None:
         """Check a dataset's first row for what the trainer itself reads of it."""
 
@@ -331,7 +340,7 @@ class MultiAgentTrainer(TeamCheckpoints, Trainer):
         if not self.model.training:
             return split_batch(self._sample_and_score(rows), 1, shuffle=False)[0]
         args = self.args
-        if self._step % (args.steps_per_generation * args.num_iterations) == 0 or self._buffered_inputs is None:
+        if self._step % (args.steps_per_generation * args.updates_per_rollout) == 0 or self._buffered_inputs is None:
             batch = self._sample_and_score(rows)
             self._buffered_inputs = split_batch(batch, args.steps_per_generation, shuffle=True)
         return self._buffered_inputs[self._step % args.steps_per_generation]

@@ -253,7 +253,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
 
     def _collect_point(self) -> dict[str, Any]:
         """What the future of this process depends on besides models and optimizer, after a step."""
-        uses = self.args.steps_per_generation * self.args.num_iterations
+        uses = self.args.steps_per_generation * self.args.updates_per_rollout
         position = self._position
         if self.control.should_epoch_stop and not self._epoch_ended:  # a callback ended the epoch in its middle
             position = Position(position.epoch + 1)
@@ -339,12 +339,16 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             return  # the epoch's end follows at once, and logs, evaluates and saves: a checkpoint holds that too
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, learning_rate=learning_rate, **kwargs)
         if self._boundaries is not None and self._epoch_ended:
-            number = self._position.epoch + (self._position.batches > 0)
             is_last = self.control.should_training_stop or self._position.epoch >= self.state.num_train_epochs
-            if is_last or number % self._boundaries.interval == 0:
+            number, complete = self._completed()
+            if is_last or (complete and number % self._boundaries.interval == 0):
                 self._write(self._boundary(number))
         if self._preemption.enabled:
             self._point = self._try_to_collect()
+
+    def _completed(self) -> tuple[int, bool]:
+        """Number of the boundary at the end of an epoch, and whether it is one (the training may end elsewhere)."""
+        return self._position.epoch + (self._position.batches > 0), True
 
     def _boundary(self, number: int) -> str:
         return os.path.join(self._boundaries.directory, f"checkpoint-{number}")
@@ -355,7 +359,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             return
         step = self.state.global_step
         if self._boundaries is not None:
-            target = self._boundary(max(1, self._position.epoch + (self._position.batches > 0)))
+            target = self._boundary(max(1, self._completed()[0]))
         else:
             target = os.path.join(self.args.output_dir, f"checkpoint-{step}")
         at_this_step = [checkpoint for checkpoint, written in self._written.items() if written == step]
@@ -431,6 +435,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             attempt(sealer.seal, *(name for name, _ in entity_directories(self.model)))
         if not models_only:
             self._write_references(staged / REFERENCES, attempt)
+            self._write_more(staged, attempt)
             self._write_optimizer(staged, attempt)
             attempt(self._save_point, point, staged)
         if writes:
@@ -473,6 +478,12 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
             with full_parameters(reference):
                 if self.args.should_save:
                     attempt(reference.save_pretrained, directory / name)
+
+    def _write_more(self, staged: Path, attempt: Attempt) -> None:
+        """Write what a trainer goes on with besides, into the stage of a checkpoint. Called on every process."""
+
+    def _read_more(self, checkpoint: Path) -> None:
+        """Load what `_write_more` wrote, when models, optimizer and point are loaded."""
 
     def _moving_references(self) -> list[tuple[str, nn.Module]]:
         if not self.args.sync_ref_model:
@@ -680,6 +691,7 @@ class TeamCheckpoints(TeamData, TeamSaving, Trainer):
         self._metrics.load(point["metrics"])
         self._completions.load(point["completions"])
         self._load_team_state(point["team"])
+        self._read_more(checkpoint)
         if self._train_sampler is not None:
             # Accelerate does not tell the sampler of the epoch where several processes share it
             self._train_sampler.set_epoch(point["epoch"])

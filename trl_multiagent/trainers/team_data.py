@@ -34,7 +34,7 @@ class TeamData(Trainer):
                 dataset,
                 mini_repeat_count=args.num_generations,
                 batch_size=args.generation_batch_size // args.num_generations,
-                repeat_count=args.num_iterations * args.steps_per_generation,
+                repeat_count=args.updates_per_rollout * args.steps_per_generation,
             )
             dataset = FetchedStream(dataset, args.seed)
         elif makes_rows(dataset):
@@ -58,7 +58,7 @@ class TeamData(Trainer):
             self.train_dataset if dataset is None else dataset,
             num_generations=args.num_generations,
             num_prompts=args.generation_batch_size // args.num_generations,
-            repeat_count=args.num_iterations * args.steps_per_generation,
+            repeat_count=args.updates_per_rollout * args.steps_per_generation,
             shuffle=args.shuffle_dataset,
             seed=args.seed if args.data_seed is None else args.data_seed,
             placed=self._fetched_rows is not None,

@@ -1,0 +1,197 @@
+# Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
+"""Configs of the preference trainers."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ..functional.preference_losses import LOSS_TYPES
+from .multi_agent_config import MultiAgentConfig, check_choice, check_number
+
+
+@dataclass
+class PreferenceConfig(MultiAgentConfig):
+    """
+    What the configs of the preference trainers share.
+
+    Parameters:
+        preference_num_candidates (`int`, *optional*, defaults to `8`):
+            Joint responses that are sampled for each task; pairs are made of them.
+        preference_pairs_per_sample (`int`, *optional*, defaults to `16`):
+            Most pairs of one task. `None`: all.
+        pair_selection (`str`, *optional*, defaults to `"reward_gap"`):
+            Which pairs: `"reward_gap"` those with the largest difference of rewards, `"random"` any, `"all"` all,
+            whatever `preference_pairs_per_sample` says. Ties are never pairs.
+        preference_batch_size (`int`, *optional*):
+            Joint responses that are sampled at once on each device, rounded up to whole tasks. Default: 32.
+        preference_dir (`str`, *optional*):
+            Where pairs are written as JSON Lines, see [`~trl_multiagent.rollouts.preferences.PreferencePair`].
+            Default: `output_dir/preferences`.
+        collaboration_mode (`str`, *optional*, defaults to `"decentralized"`):
+            `"centralized"`: one actor writes the responses of all `num_agents` roles, each in its section.
+        unparsable_reward (`float`, *optional*):
+            With `collaboration_mode="centralized"`, the reward of a response whose sections cannot be read. `None`: it
+            has no reward, and is part of no pair.
+    """
+
+    preference_num_candidates: int = field(
+        default=8, metadata={"help": "Joint responses that are sampled for each task; pairs are made of them."}
+    )
+    preference_pairs_per_sample: int | None = field(
+        default=16, metadata={"help": "Most pairs of one task. Not set: all."}
+    )
+    pair_selection: str = field(
+        default="reward_gap",
+        metadata={
+            "help": "Which pairs: those with the largest difference of rewards, any, or all.",
+            "choices": ["reward_gap", "random", "all"],
+        },
+    )
+    preference_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Joint responses that are sampled at once on each device. If not set, 32 (whole tasks)."},
+    )
+    preference_dir: str | None = field(
+        default=None,
+        metadata={"help": "Where pairs are written as JSON Lines. If not set, `output_dir/preferences`."},
+    )
+    collaboration_mode: str = field(
+        default="decentralized",
+        metadata={
+            "help": "Whether each actor writes its own response, or one actor those of all roles.",
+            "choices": ["decentralized", "centralized"],
+        },
+    )
+    unparsable_reward: float | None = field(
+        default=None,
+        metadata={"help": "Centralized: reward of a response whose sections cannot be read. Not set: none."},
+    )
+
+    _pair_selections: ClassVar[tuple[str, ...]] = ("reward_gap", "random", "all")
+
+    def __post_init__(self):
+        check_number("preference_num_candidates", self.preference_num_candidates, int, 2)
+        for name in ("preference_pairs_per_sample", "preference_batch_size"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), int, 1)
+        check_choice("pair_selection", self.pair_selection, self._pair_selections)
+        check_choice("collaboration_mode", self.collaboration_mode, ("decentralized", "centralized"))
+        if self.unparsable_reward is not None:
+            check_number("unparsable_reward", self.unparsable_reward, float)
+            if self.collaboration_mode != "centralized":
+                raise ValueError(
+                    f"unparsable_reward={self.unparsable_reward} is read with collaboration_mode='centralized' only."
+                )
+        if self.num_turns != 1:
+            raise ValueError(
+                f"num_turns={self.num_turns}: preferences compare single answers, so it must be 1 in "
+                f"{type(self).__name__}."
+            )
+        if self.turn_order != "simultaneous":
+            raise ValueError(
+                f"turn_order={self.turn_order!r}: both answers of a pair must be answers to the same prompts, and an "
+                "actor that hears others gets another prompt for each. Set turn_order='simultaneous'."
+            )
+        super().__post_init__()
+
+
+_NO_ROLLOUTS = "the loss is that of preference pairs; no advantages and ratios of rollouts are in it"
+
+
+@dataclass
+class MADPOConfig(PreferenceConfig):
+    """
+    Configuration of [`MADPOTrainer`]. `per_device_train_batch_size` counts pairs, `temperature` and the like are those
+    with which candidates are sampled, and offline completions are cut at `max_completion_length`.
+
+    Parameters:
+        beta (`float`, *optional*, defaults to `0.1`):
+            Strength with which the policies are held to their references, as in [`~trl.DPOConfig`].
+        dpo_beta (`float`, *optional*):
+            Another word for `beta`.
+        reference_free (`bool`, *optional*, defaults to `False`):
+            Whether margins are those of the log-probabilities alone, without references (CoMLRL's objective).
+        loss_type (`str`, *optional*, defaults to `"sigmoid"`):
+            `"sigmoid"`, `"hinge"` or `"ipo"`, see [`~trl_multiagent.functional.preference_losses.preference_loss`].
+            With `"ipo"` each actor's margin is that of means over tokens, as in TRL.
+        label_smoothing (`float`, *optional*, defaults to `0.0`):
+            Probability that a preference is the wrong way round, below 0.5, for `"sigmoid"` (conservative DPO).
+        precompute_ref_log_probs (`bool`, *optional*, defaults to `False`):
+            Whether the references are read once for all pairs, before they are trained on.
+        recompute_activations (`bool`, *optional*, defaults to `True`):
+            Whether each actor's forward pass is done again in the backward pass, so that the activations of one actor
+            at a time are in memory. It costs a third more computation. A team with one learning actor does without.
+
+    > [!NOTE]
+    > These parameters have default values different from [`MultiAgentConfig`]:
+    > - `num_generations`: Defaults to `1` instead of `8`: training samples nothing but candidates. Evaluation on tasks
+    >   samples `num_generations_eval`.
+    > - `influence_steps`: Defaults to `0` instead of `50`.
+    """
+
+    dpo_beta: float | None = field(default=None, metadata={"help": "Another word for `beta`."})
+    beta: float | None = field(
+        default=None,
+        metadata={"help": "Strength with which the policies are held to their references. If not set, 0.1."},
+    )
+    reference_free: bool = field(
+        default=False, metadata={"help": "Whether margins are those of log-probabilities, without references."}
+    )
+    loss_type: str = field(
+        default="sigmoid", metadata={"help": "Loss of a pair's joint margin.", "choices": list(LOSS_TYPES)}
+    )
+    label_smoothing: float = field(
+        default=0.0, metadata={"help": "Probability that a preference is the wrong way round, below 0.5."}
+    )
+    precompute_ref_log_probs: bool = field(
+        default=False, metadata={"help": "Read the references once for all pairs, before they are trained on."}
+    )
+    recompute_activations: bool = field(
+        default=True,
+        metadata={"help": "Do each actor's forward pass again in the backward pass, for less memory."},
+    )
+    num_generations: int = field(
+        default=1, metadata={"help": "Must stay 1: candidates are counted by `preference_num_candidates`."}
+    )
+    influence_steps: int = field(default=0, metadata={"help": "Must stay 0: it is measured on rollouts that train."})
+
+    _refused: ClassVar[dict[str, str]] = {
+        **PreferenceConfig._refused,
+        "num_generations": "candidates for pairs are counted by `preference_num_candidates`",
+        "influence_steps": _NO_ROLLOUTS,
+        "num_iterations": _NO_ROLLOUTS,
+        "steps_per_generation": _NO_ROLLOUTS,
+        "generation_batch_size": "candidates are sampled `preference_batch_size` at once",
+        "epsilon": _NO_ROLLOUTS,
+        "epsilon_high": _NO_ROLLOUTS,
+        "delta": _NO_ROLLOUTS,
+        "scale_rewards": _NO_ROLLOUTS,
+        "importance_sampling_level": _NO_ROLLOUTS,
+        "mask_truncated_completions": _NO_ROLLOUTS,
+        "entropy_coef": _NO_ROLLOUTS,
+        "multi_objective_aggregation": "pairs are ranked by the weighted sum of the rewards",
+        "reference_kl_enabled": "`beta` is the strength of the references, set `reference_free` to do without them",
+        "reference_kl_coef": "`beta` is the strength of the references",
+    }
+
+    def __post_init__(self):
+        check_choice("loss_type", self.loss_type, LOSS_TYPES)
+        check_number("label_smoothing", self.label_smoothing, float, 0, 0.5)
+        if self.label_smoothing and (self.loss_type != "sigmoid" or self.label_smoothing == 0.5):
+            raise ValueError(
+                f"label_smoothing={self.label_smoothing} with loss_type={self.loss_type!r}: it is defined below 0.5, "
+                "for loss_type='sigmoid'."
+            )
+        super().__post_init__()
+        check_number("beta", self.beta, float, 0)
+        if self.beta == 0:
+            raise ValueError("beta=0 leaves no loss. Set a number above 0; `reference_free` does without references.")
+
+    def _min_generations(self) -> int:
+        return 1
+
+    def _merge_words(self) -> None:
+        self._refuse_options()  # before the words of a KL coefficient are taken for beta
+        if self.beta is None and self.dpo_beta is None:
+            self.beta = 0.1
+        self._merge("beta", "dpo_beta")
+        super()._merge_words()
