@@ -21,6 +21,8 @@ from transformers import EarlyStoppingCallback, TrainerCallback, get_constant_sc
 
 from trl_multiagent import (
     CheckpointError,
+    MADPOConfig,
+    MADPOTrainer,
     MAGRPOConfig,
     MAGRPOTrainer,
     MAREINFORCEConfig,
@@ -33,7 +35,8 @@ from trl_multiagent import (
 from trl_multiagent.models.value_head import ValueHead
 
 
-CRITIC_FREE = {
+WITHOUT_CRITICS = {
+    "MADPO": (MADPOConfig, MADPOTrainer),
     "MAGRPO": (MAGRPOConfig, MAGRPOTrainer),
     "MAREINFORCE": (MAREINFORCEConfig, MAREINFORCETrainer),
     "MARLOO": (MARLOOConfig, MARLOOTrainer),
@@ -118,11 +121,14 @@ def build(kind: str, directory: Path, lora: bool = False, kwargs: dict | None = 
     kwargs = {"train_dataset": dataset(6), "formatters": with_random_words, **(kwargs or {})}
     kwargs["callbacks"] = [*kwargs.get("callbacks", []), watch]
     options = {"save_strategy": "steps", "save_steps": 1, "influence_steps": 1, "max_completion_length": 4, **options}
+    if kind == "MADPO":
+        sampling = {"num_generations": 1, "preference_num_candidates": 4, "preference_pairs_per_sample": 2}
+        options = {**options, **sampling, "influence_steps": 0}
     if options.get("num_turns", 1) > 1:
         kwargs["external_transition"] = wander
         options["max_completion_length"] = 2
-    if kind in CRITIC_FREE:
-        config_class, trainer_class = CRITIC_FREE[kind]
+    if kind in WITHOUT_CRITICS:
+        config_class, trainer_class = WITHOUT_CRITICS[kind]
         kwargs = {"agents": [lm(0), llama(1)], "tokenizer": tok(), "reward_func": word_reward, **kwargs}
         kwargs |= {"peft_config": adapter()} if lora else {}
         trainer = trainer_class(args=team_args(config_class, directory, **options), **kwargs)
@@ -215,6 +221,15 @@ CASES = {
     "MAReMax": Case("MAReMax", {**BUFFERED, "remax_baseline": "greedy", "log_completions": True, "logging_steps": 3}),
     "MAReMax, LoRA": Case(
         "MAReMax", {**BUFFERED, "remax_baseline": "greedy", "num_turns": 2, "rollout_mode": "chain"}, lora=True
+    ),
+    # 12 pairs: the second accumulation of an epoch has one micro-batch
+    "MADPO": Case(
+        "MADPO",
+        {**EVALUATED, "max_steps": -1, "num_train_epochs": 3, "gradient_accumulation_steps": 2, "weight_decay": 0.1},
+        kwargs=evaluated,
+    ),
+    "MADPO, LoRA": Case(
+        "MADPO", {"max_steps": -1, "num_train_epochs": 2, "precompute_ref_log_probs": True, "bf16": True}, lora=True
     ),
     "MAAC": Case("MAAC", {**BUFFERED, "critic_warmup_steps": 2, "weight_decay": 0.1}),
     "MAAC, LoRA": Case("MAAC", {**TWO_EPOCHS, "logging_steps": 4, "num_turns": 2}, lora=True),

@@ -29,6 +29,8 @@ from trl_multiagent import (
     IACTrainer,
     MAACConfig,
     MAACTrainer,
+    MADPOConfig,
+    MADPOTrainer,
     MAGRPOConfig,
     MAGRPOTrainer,
     MAREINFORCEConfig,
@@ -58,6 +60,11 @@ CASES = {
     "MAREINFORCE": (MAREINFORCEConfig, MAREINFORCETrainer, {"gradient_accumulation_steps": 2}),
     "MARLOO": (MARLOOConfig, MARLOOTrainer, BUFFERED),
     "MAReMax": (MAReMaxConfig, MAReMaxTrainer, {**BUFFERED, "remax_baseline": "greedy"}),
+    "MADPO": (
+        MADPOConfig,
+        MADPOTrainer,
+        {"num_generations": 1, "influence_steps": 0, "preference_num_candidates": 4, "preference_pairs_per_sample": 4},
+    ),
     "MAAC": (MAACConfig, MAACTrainer, {**BUFFERED, "value_normalization": True, "critic_warmup_steps": 1}),
     "IAC": (IACConfig, IACTrainer, {**BUFFERED, "critic_type": "q"}),
     "IAC, shared": (
@@ -66,9 +73,13 @@ CASES = {
         {**BUFFERED, "use_separate_critic": False, "value_normalization": True, "gradient_accumulation_steps": 2},
     ),
 }
-ALL_CASES = [*CASES, *(f"{name}, LoRA" for name in ("MAGRPO", "MAAC", "IAC", "IAC, shared"))]
+ALL_CASES = [*CASES, *(f"{name}, LoRA" for name in ("MAGRPO", "MAAC", "IAC", "IAC, shared", "MADPO"))]
 # ZeRO stage and cases of each back end
-BACKENDS = {"DDP": (0, ALL_CASES), "ZeRO-2": (2, ALL_CASES), "ZeRO-3": (3, ["MAGRPO", "MAAC", "IAC, shared, LoRA"])}
+BACKENDS = {
+    "DDP": (0, ALL_CASES),
+    "ZeRO-2": (2, ALL_CASES),
+    "ZeRO-3": (3, ["MAGRPO", "MADPO", "MAAC", "IAC, shared, LoRA"]),
+}
 
 
 def with_random_words(row):
@@ -90,14 +101,12 @@ def build(case: str, directory: Path, stage: int, callbacks=(), **changed):
     args = config_class(
         output_dir=str(directory),
         max_completion_length=4,
-        num_generations=4,
-        **{"per_device_train_batch_size": 4, **options},
+        **{"num_generations": 4, "influence_steps": 1, "per_device_train_batch_size": 4, **options},
         learning_rate=1e-2,
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
         bf16=False,
-        influence_steps=1,
         deepspeed=zero if stage else None,
     )
     critics = {}
