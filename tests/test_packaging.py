@@ -84,7 +84,7 @@ def test_every_pin_is_of_a_named_package():
 def test_test_extra_covers_what_the_tests_use():
     own = [Requirement(line) for line in PROJECT["optional-dependencies"]["test"]]
     extras = {extra for r in own if canonicalize_name(r.name) == "trl-multiagent" for extra in r.extras}
-    assert extras == {"deepspeed", "examples", "peft", "wandb"}
+    assert extras == {"api", "deepspeed", "examples", "peft", "wandb"}
 
 
 def test_pre_commit_runs_the_pinned_ruff():

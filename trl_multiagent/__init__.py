@@ -20,11 +20,15 @@ _PUBLIC = {
     "MAACConfig": "trainers.actor_critic_config",
     "MAACTrainer": "trainers.maac_trainer",
     "MADPOConfig": "trainers.preference_config",
+    "MADPOIterConfig": "trainers.preference_config",
+    "MADPOIterTrainer": "trainers.madpo_iter_trainer",
     "MADPOTrainer": "trainers.madpo_trainer",
     "MAGRPOConfig": "trainers.reinforce_config",
     "MAGRPOTrainer": "trainers.reinforce_trainer",
     "MAREINFORCEConfig": "trainers.reinforce_config",
     "MAREINFORCETrainer": "trainers.reinforce_trainer",
+    "MARLHFConfig": "trainers.marlhf_config",
+    "MARLHFIterConfig": "trainers.marlhf_config",
     "MARLOOConfig": "trainers.reinforce_config",
     "MARLOOTrainer": "trainers.reinforce_trainer",
     "MAReMaxConfig": "trainers.reinforce_config",
@@ -71,10 +75,12 @@ if TYPE_CHECKING:
     from .trainers.joint_reward_config import JointRewardConfig
     from .trainers.joint_reward_trainer import JointRewardTrainer
     from .trainers.maac_trainer import MAACTrainer
+    from .trainers.madpo_iter_trainer import MADPOIterTrainer
     from .trainers.madpo_trainer import MADPOTrainer
+    from .trainers.marlhf_config import MARLHFConfig, MARLHFIterConfig
     from .trainers.multi_agent_config import MultiAgentConfig
     from .trainers.multi_agent_trainer import MultiAgentTrainer
-    from .trainers.preference_config import MADPOConfig, PreferenceConfig
+    from .trainers.preference_config import MADPOConfig, MADPOIterConfig, PreferenceConfig
     from .trainers.preference_trainer import PreferenceTrainer
     from .trainers.reinforce_config import (
         MAGRPOConfig,

@@ -22,6 +22,8 @@ from transformers import EarlyStoppingCallback, TrainerCallback, get_constant_sc
 from trl_multiagent import (
     CheckpointError,
     MADPOConfig,
+    MADPOIterConfig,
+    MADPOIterTrainer,
     MADPOTrainer,
     MAGRPOConfig,
     MAGRPOTrainer,
@@ -37,6 +39,7 @@ from trl_multiagent.models.value_head import ValueHead
 
 WITHOUT_CRITICS = {
     "MADPO": (MADPOConfig, MADPOTrainer),
+    "MADPOIter": (MADPOIterConfig, MADPOIterTrainer),
     "MAGRPO": (MAGRPOConfig, MAGRPOTrainer),
     "MAREINFORCE": (MAREINFORCEConfig, MAREINFORCETrainer),
     "MARLOO": (MARLOOConfig, MARLOOTrainer),
@@ -121,7 +124,7 @@ def build(kind: str, directory: Path, lora: bool = False, kwargs: dict | None = 
     kwargs = {"train_dataset": dataset(6), "formatters": with_random_words, **(kwargs or {})}
     kwargs["callbacks"] = [*kwargs.get("callbacks", []), watch]
     options = {"save_strategy": "steps", "save_steps": 1, "influence_steps": 1, "max_completion_length": 4, **options}
-    if kind == "MADPO":
+    if kind.startswith("MADPO"):
         sampling = {"num_generations": 1, "preference_num_candidates": 4, "preference_pairs_per_sample": 2}
         options = {**options, **sampling, "influence_steps": 0}
     if options.get("num_turns", 1) > 1:
@@ -205,6 +208,7 @@ def transformed() -> Dataset:
 TWO_EPOCHS = {"max_steps": -1, "num_train_epochs": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}
 MOVING_REFERENCES = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5}
+ITERATIONS = {"max_steps": -1, "num_iterations": 3, "num_train_epochs": 2, "gradient_accumulation_steps": 2}
 ADAPTIVE_ENTROPY = {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 1.8}
 
 CASES = {
@@ -231,6 +235,18 @@ CASES = {
     "MADPO, LoRA": Case(
         "MADPO", {"max_steps": -1, "num_train_epochs": 2, "precompute_ref_log_probs": True, "bf16": True}, lora=True
     ),
+    "MADPOIter": Case(
+        "MADPOIter",
+        {
+            **ITERATIONS,
+            "comparator_policy": "history",
+            "comparator_history_k": 1,
+            "preference_replay_mode": "lambda_decay",
+            "preference_replay_lambda": 0.6,
+            "preference_replay_sample_size": 10,
+        },
+    ),
+    "MADPOIter, LoRA": Case("MADPOIter", {**ITERATIONS, "pair_selection": "random", "logging_steps": 3}, lora=True),
     "MAAC": Case("MAAC", {**BUFFERED, "critic_warmup_steps": 2, "weight_decay": 0.1}),
     "MAAC, LoRA": Case("MAAC", {**TWO_EPOCHS, "logging_steps": 4, "num_turns": 2}, lora=True),
     "MAAC q": Case(

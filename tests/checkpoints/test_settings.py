@@ -157,7 +157,7 @@ def test_adapters_and_the_base_below_them_are_compared(kwargs, names, saved, tmp
         ({"save_steps": 5, "save_total_limit": 1, "eval_strategy": "steps", "eval_steps": 1}, {"eval_dataset": 2}),
         ({"dataloader_num_workers": 1, "influence_steps": 1}, {}),
         ({}, {"agents": [lm(8), llama(9)], "critics": [llama(5)]}),
-        ({}, {"callbacks": [TrainerCallback()]}),
+        pytest.param({}, {"callbacks": [TrainerCallback()]}, id="another callback"),
     ],
     ids=str,
 )

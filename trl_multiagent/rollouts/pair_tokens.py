@@ -36,6 +36,12 @@ def encode_pair(
     return start[:length], whole[0][length:], whole[1][length:]
 
 
+def encode_completion(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The tokens of an answer that another policy gave, as if the actor had sampled them: apart from the prompt."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids if tokenizer.eos_token_id is None else [*ids, tokenizer.eos_token_id]
+
+
 def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict], **kwargs) -> list[int]:
     return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **kwargs)["input_ids"]
 

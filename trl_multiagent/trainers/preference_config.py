@@ -1,11 +1,16 @@
 # Copyright 2026 The trl_multiagent authors. Licensed under the Apache License, Version 2.0.
 """Configs of the preference trainers."""
 
+import json
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..functional.preference_losses import LOSS_TYPES
+from ..rollouts.replay import REPLAY_MODES, PreferenceReplay
 from .multi_agent_config import MultiAgentConfig, check_choice, check_number
+
+
+COMPARATORS = ("current", "current_copy", "model", "history", "api")
 
 
 @dataclass
@@ -195,3 +200,191 @@ class MADPOConfig(PreferenceConfig):
             self.beta = 0.1
         self._merge("beta", "dpo_beta")
         super()._merge_words()
+
+
+@dataclass
+class IterativePreferenceConfig:
+    """
+    What the configs of the iterative trainers have in addition.
+
+    Parameters:
+        num_iterations (`int`, *optional*, defaults to `6`):
+            Iterations of the run: in each the team answers all tasks, and learns for `num_train_epochs`. Each rollout
+            is trained on once.
+        preference_replay_mode (`str`, *optional*, defaults to `"current"`):
+            Which iterations' pairs are trained on: `"current"`, `"nearest_k"`, `"all_history"` or `"lambda_decay"`,
+            see [`~trl_multiagent.rollouts.replay.PreferenceReplay`].
+        preference_replay_k (`int`, *optional*):
+            With `"nearest_k"`, how many iterations.
+        preference_replay_lambda (`float`, *optional*):
+            With `"lambda_decay"`, the weight of an iteration's pairs relative to those of the next, 0 to 1.
+        preference_replay_sample_size (`int`, *optional*):
+            How many pairs are drawn. Default: as many as the newest iteration found.
+        comparator_policy (`str`, *optional*, defaults to `"current"`):
+            Whose answers the team's are compared with: `"current"` or `"current_copy"` the team's own, `"model"` those
+            of other models, `"history"` of the team as an earlier iteration began, `"api"` of an endpoint.
+        comparator_model_name (`str`, *optional*), comparator_agents (list of `str`, *optional*):
+            With `"model"`, one model for all actors, or one for each.
+        comparator_num_candidates (`int`, *optional*):
+            The comparator's answers to each task. Default: `preference_num_candidates`.
+        comparator_history_k (`int`, *optional*):
+            With `"history"`, how many iterations back. 1: the policy that the iteration before began with.
+        comparator_api_url (`str`, *optional*), comparator_api_model (`str`, *optional*):
+            With `"api"`, an OpenAI-compatible endpoint (default: the client's own) and the model to ask for.
+        comparator_api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
+            Environment variable that holds the key.
+        comparator_api_timeout (`float`, *optional*, defaults to `120.0`):
+            Seconds that a request may take.
+        comparator_api_max_retries (`int`, *optional*, defaults to `3`):
+            How often a request that failed is sent again.
+        comparator_api_max_n_per_request (`int`, *optional*):
+            Most answers that one request asks for.
+        comparator_api_headers (`dict`, *optional*), comparator_api_extra_body (`dict`, *optional*):
+            What requests have besides.
+    """
+
+    num_iterations: int = field(
+        default=6, metadata={"help": "Iterations; in each the team answers all tasks and learns from the answers."}
+    )
+    preference_replay_mode: str = field(
+        default="current",
+        metadata={"help": "Which iterations' pairs are trained on.", "choices": list(REPLAY_MODES)},
+    )
+    preference_replay_k: int | None = field(default=None, metadata={"help": "With 'nearest_k', how many iterations."})
+    preference_replay_lambda: float | None = field(
+        default=None, metadata={"help": "With 'lambda_decay', an iteration's weight relative to the next one's."}
+    )
+    preference_replay_sample_size: int | None = field(
+        default=None, metadata={"help": "How many pairs are drawn. If not set, as many as the newest iteration found."}
+    )
+    comparator_policy: str = field(
+        default="current",
+        metadata={"help": "Whose answers the team's are compared with.", "choices": list(COMPARATORS)},
+    )
+    comparator_model_name: str | None = field(
+        default=None, metadata={"help": "With 'model', one model for all actors."}
+    )
+    comparator_agents: list[str] | None = field(
+        default=None, metadata={"help": "With 'model', a model for each actor."}
+    )
+    comparator_num_candidates: int | None = field(
+        default=None, metadata={"help": "Answers to each task. If not set, `preference_num_candidates`."}
+    )
+    comparator_history_k: int | None = field(
+        default=None, metadata={"help": "With 'history', how many iterations back."}
+    )
+    comparator_api_url: str | None = field(default=None, metadata={"help": "An OpenAI-compatible endpoint."})
+    comparator_api_model: str | None = field(default=None, metadata={"help": "The model to ask the endpoint for."})
+    comparator_api_key_env: str = field(
+        default="OPENAI_API_KEY", metadata={"help": "Environment variable that holds the endpoint's key."}
+    )
+    comparator_api_timeout: float = field(default=120.0, metadata={"help": "Seconds that a request may take."})
+    comparator_api_max_retries: int = field(
+        default=3, metadata={"help": "How often a request that failed is sent again."}
+    )
+    comparator_api_max_n_per_request: int | None = field(
+        default=None, metadata={"help": "Most answers that one request asks for."}
+    )
+    comparator_api_headers: dict | str | None = field(default=None, metadata={"help": "Headers of requests."})
+    comparator_api_extra_body: dict | str | None = field(
+        default=None, metadata={"help": "Further entries of requests."}
+    )
+
+    _dictionaries: ClassVar[tuple[str, ...]] = ("comparator_api_headers", "comparator_api_extra_body")
+
+    @property
+    def updates_per_rollout(self) -> int:
+        return 1  # `num_iterations` counts something else here
+
+    def __post_init__(self):
+        check_number("num_iterations", self.num_iterations, int, 1)
+        check_choice("comparator_policy", self.comparator_policy, COMPARATORS)
+        if self.comparator_num_candidates is not None:
+            check_number("comparator_num_candidates", self.comparator_num_candidates, int, 1)
+        self.replay()
+        self._check_comparator()
+        for name in self._dictionaries:
+            if isinstance(getattr(self, name), str):  # from the command line
+                setattr(self, name, json.loads(getattr(self, name)))
+        if self.max_steps > 0 or self.num_train_epochs != int(self.num_train_epochs):
+            raise ValueError(
+                f"max_steps={self.max_steps} and num_train_epochs={self.num_train_epochs}: the length of the run is "
+                "given by `num_iterations` and, for each of them, whole `num_train_epochs`."
+            )
+        super().__post_init__()
+
+    def replay(self) -> PreferenceReplay:
+        """The replay that is asked for, checked."""
+        return PreferenceReplay(
+            self.preference_replay_mode,
+            self.preference_replay_k,
+            self.preference_replay_lambda,
+            self.preference_replay_sample_size,
+            self.seed,
+        )
+
+    def _check_comparator(self) -> None:
+        policy = self.comparator_policy
+        options = {
+            "model": ("comparator_model_name", "comparator_agents"),
+            "history": ("comparator_history_k",),
+            "api": tuple(name for name in _API_DEFAULTS),
+        }
+        for owner, names in options.items():
+            given = [name for name in names if getattr(self, name) != _API_DEFAULTS.get(name)]
+            if owner != policy and given:
+                raise ValueError(
+                    f"{given[0]}={getattr(self, given[0])!r} is read with comparator_policy={owner!r} only, got "
+                    f"{policy!r}."
+                )
+        if policy == "model" and (self.comparator_model_name is None) == (self.comparator_agents is None):
+            raise ValueError("comparator_policy='model' needs either `comparator_model_name` or `comparator_agents`.")
+        if policy == "api" and self.comparator_api_model is None:
+            raise ValueError("comparator_policy='api' needs `comparator_api_model`, the model to ask for.")
+        if policy == "history":
+            if self.comparator_history_k is None:
+                raise ValueError("comparator_policy='history' needs `comparator_history_k`, how many iterations back.")
+            check_number("comparator_history_k", self.comparator_history_k, int, 1)
+
+
+_API_DEFAULTS = {
+    name: IterativePreferenceConfig.__dataclass_fields__[name].default
+    for name in IterativePreferenceConfig.__dataclass_fields__
+    if name.startswith("comparator_api_")
+}
+
+
+@dataclass
+class MADPOIterConfig(IterativePreferenceConfig, MADPOConfig):
+    """
+    Configuration of [`MADPOIterTrainer`].
+
+    > [!NOTE]
+    > These parameters have default values different from [`MADPOConfig`]:
+    > - `num_train_epochs`: Defaults to `1` instead of `3`, and counts the epochs of each iteration.
+    > - `preference_num_candidates`: Defaults to `20` instead of `8`.
+    > - `preference_pairs_per_sample`: Defaults to `4` instead of `16`.
+    > - `pair_selection`: Defaults to `"comparator_reward"` instead of `"reward_gap"`: the pairs whose comparator got
+    >   the highest reward.
+    """
+
+    num_train_epochs: float = field(default=1, metadata={"help": "Epochs of each iteration."})
+    preference_num_candidates: int = field(
+        default=20, metadata={"help": "Joint responses that the team gives to each task in an iteration."}
+    )
+    preference_pairs_per_sample: int | None = field(
+        default=4, metadata={"help": "Most pairs of one task. Not set: all."}
+    )
+    pair_selection: str = field(
+        default="comparator_reward",
+        metadata={
+            "help": "Which pairs: those whose comparator got the highest reward, those with the largest difference, "
+            "any, or all.",
+            "choices": ["comparator_reward", "reward_gap", "random", "all"],
+        },
+    )
+
+    _pair_selections: ClassVar[tuple[str, ...]] = ("comparator_reward", *PreferenceConfig._pair_selections)
+    _refused: ClassVar[dict[str, str]] = {
+        name: reason for name, reason in MADPOConfig._refused.items() if name != "num_iterations"
+    }
