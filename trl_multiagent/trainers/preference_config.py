@@ -100,6 +100,34 @@ class PreferenceConfig(MultiAgentConfig):
 
 
 _NO_ROLLOUTS = "the loss is that of preference pairs; no advantages and ratios of rollouts are in it"
+# Options of the losses of rollouts, and of the terms beside them
+_OF_ROLLOUTS = (
+    "influence_steps",
+    "num_iterations",
+    "steps_per_generation",
+    "epsilon",
+    "epsilon_high",
+    "delta",
+    "scale_rewards",
+    "importance_sampling_level",
+    "mask_truncated_completions",
+    "off_policy_mask_threshold",
+    "use_bias_correction_kl",
+    "sapo_temperature_neg",
+    "sapo_temperature_pos",
+    "vespo_k_pos",
+    "vespo_lambda_pos",
+    "vespo_k_neg",
+    "vespo_lambda_neg",
+    "top_entropy_quantile",
+    "entropy_coef",
+    "use_adaptive_entropy",
+    "entropy_coef_min",
+    "entropy_coef_max",
+    "entropy_coef_delta",
+    "entropy_target",
+    "router_aux_loss_coef",
+)
 
 
 @dataclass
@@ -162,17 +190,8 @@ class MADPOConfig(PreferenceConfig):
     _refused: ClassVar[dict[str, str]] = {
         **PreferenceConfig._refused,
         "num_generations": "candidates for pairs are counted by `preference_num_candidates`",
-        "influence_steps": _NO_ROLLOUTS,
-        "num_iterations": _NO_ROLLOUTS,
-        "steps_per_generation": _NO_ROLLOUTS,
+        **dict.fromkeys(_OF_ROLLOUTS, _NO_ROLLOUTS),
         "generation_batch_size": "candidates are sampled `preference_batch_size` at once",
-        "epsilon": _NO_ROLLOUTS,
-        "epsilon_high": _NO_ROLLOUTS,
-        "delta": _NO_ROLLOUTS,
-        "scale_rewards": _NO_ROLLOUTS,
-        "importance_sampling_level": _NO_ROLLOUTS,
-        "mask_truncated_completions": _NO_ROLLOUTS,
-        "entropy_coef": _NO_ROLLOUTS,
         "multi_objective_aggregation": "pairs are ranked by the weighted sum of the rewards",
         "reference_kl_enabled": "`beta` is the strength of the references, set `reference_free` to do without them",
         "reference_kl_coef": "`beta` is the strength of the references",
@@ -306,10 +325,11 @@ class IterativePreferenceConfig:
         for name in self._dictionaries:
             if isinstance(getattr(self, name), str):  # from the command line
                 setattr(self, name, json.loads(getattr(self, name)))
-        if self.max_steps > 0 or self.num_train_epochs != int(self.num_train_epochs):
+        whole = self.num_train_epochs >= 1 and self.num_train_epochs == int(self.num_train_epochs)
+        if self.max_steps > 0 or not whole:
             raise ValueError(
                 f"max_steps={self.max_steps} and num_train_epochs={self.num_train_epochs}: the length of the run is "
-                "given by `num_iterations` and, for each of them, whole `num_train_epochs`."
+                "given by `num_iterations` and, for each of them, whole `num_train_epochs`, 1 or more."
             )
         super().__post_init__()
 
