@@ -492,3 +492,20 @@ def test_the_examples_of_training_state_run(models, monkeypatch):
     ]
     assert names["trainer"].state.global_step == 16
     assert names["wandb_config"]["id"] and names["wandb_config"]["resume"] == "allow"
+
+
+def test_the_examples_of_preferences_run(models):
+    text = (Path(__file__).parents[1] / "docs" / "preferences.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
+    for written, stand_in in (
+        ("Qwen/Qwen2.5-0.5B-Instruct", models["3B"]),
+        ("preference_num_candidates=", "max_completion_length=4, preference_num_candidates="),
+        ("max_length=1024", "max_length=64"),
+    ):
+        assert written in code
+        code = code.replace(written, stand_in)
+    names = {}
+    exec(compile(code, "preferences.md", "exec"), names)
+    assert Path("outputs/essay/preferences/iteration-0.jsonl").is_file()
+    assert names["scorer"].score([["w1"], ["w2"]], [["w1"], ["w2"]]).shape == (2,)
+    assert Path("outputs/essay-reward/model.safetensors").is_file()

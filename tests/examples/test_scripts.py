@@ -81,6 +81,22 @@ def test_train_maac_takes_local_models_and_data_and_shows_what_came_of_it(tmp_pa
     assert (output / "critic" / "value_head.pt").is_file()
 
 
+def test_train_madpo_keeps_its_pairs_and_shows_what_came_of_it(tmp_path, models):
+    output = tmp_path / "run"
+    run = launch(
+        "train_madpo.py",
+        *("--agents", models["a"], models["b"], "--prompt_column", "question"),
+        *("--dataset_name", str(write_csv(tmp_path / "prompts.csv")), "--preference_num_candidates", "4"),
+        *("--max_completion_length", "6", "--output_dir", str(output)),
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "up to 4 pairs of 4 joint responses" in " ".join(run.stdout.split())
+    assert "Reward on held-out prompts" in run.stdout
+    pairs = [json.loads(line) for line in (output / "preferences" / "iteration-0.jsonl").read_text().splitlines()]
+    assert {pair["task"] for pair in pairs} <= set(range(8)) and 0 < len(pairs) <= 32
+    AutoModelForCausalLM.from_pretrained(output / "agent_1")
+
+
 def test_resume_training_is_one_run_in_parts(tmp_path, models):
     output = tmp_path / "run"
     options = [
@@ -197,7 +213,8 @@ def test_a_refused_option_is_named_with_the_reason(monkeypatch, models):
 
 
 @pytest.mark.parametrize(
-    "script", ["train_maac.py", "train_iac.py", "train_magrpo.py", "multi_turn_feedback.py", "pipeline.py"]
+    "script",
+    ["train_maac.py", "train_iac.py", "train_magrpo.py", "train_madpo.py", "multi_turn_feedback.py", "pipeline.py"],
 )
 def test_help_is_grouped_and_leaves_out_what_is_refused(monkeypatch, capsys, script):
     with pytest.raises(SystemExit, match="0"):

@@ -18,12 +18,16 @@ from trl_multiagent import (
     IACTrainer,
     MAACConfig,
     MAACTrainer,
+    MADPOConfig,
+    MADPOIterConfig,
     MAGRPOConfig,
     MAGRPOTrainer,
     MAREINFORCEConfig,
     MAREINFORCETrainer,
     MAReMaxConfig,
     MAReMaxTrainer,
+    MARLHFConfig,
+    MARLHFIterConfig,
     MARLOOConfig,
     MARLOOTrainer,
     MultiAgentConfig,
@@ -197,9 +201,12 @@ INHERITED = {field.name: field for field in dataclasses.fields(GRPOConfig)}
 CRITIC_FREE = [MAGRPOConfig, MAREINFORCEConfig, MARLOOConfig, MAReMaxConfig]
 CRITICS = [MAACConfig, IACConfig]
 CONFIGS = [*CRITIC_FREE, *CRITICS]
+# Those that end in RL, and so have its groups, and those that do not
+RLHF = [MARLHFConfig, MARLHFIterConfig]
+PREFERENCES = [MADPOConfig, MADPOIterConfig, *RLHF]
 
 # The configs' own options, each with the test here that shows what it does; another word is one of TwoWords. Those of
-# critics and values have tests in test_critic_options.py that begin with their name
+# critics and values, and those of preferences, have tests in files of their own that begin with their name
 OWN_OPTIONS = {
     "num_agents": "TestOwnOptions.test_num_agents",
     "agent_learning_rate": "TestTwoWordsForOneThing",
@@ -248,7 +255,7 @@ class TestEveryInheritedOption:
             f"or add it to REFUSED_OPTIONS with the reason."
         )
 
-    @pytest.mark.parametrize("config_class", CONFIGS)
+    @pytest.mark.parametrize("config_class", [*CONFIGS, *PREFERENCES])
     @pytest.mark.parametrize("name", sorted(set(REFUSED_OPTIONS) & set(INHERITED)))
     def test_a_refused_one_raises_with_its_name_and_the_reason(self, tmp_path, config_class, name):
         value = another_value(default_of(INHERITED[name]))
@@ -268,18 +275,19 @@ class TestEveryInheritedOption:
             config_class(output_dir=str(tmp_path), use_cpu=True, **{name: value})
         MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, **{name: value})
 
-    @pytest.mark.parametrize("config_class", [*CONFIGS, MultiAgentConfig])
+    @pytest.mark.parametrize("config_class", [*CONFIGS, *PREFERENCES, MultiAgentConfig])
     def test_every_own_one_has_a_test(self, config_class):
         own = {field.name for field in dataclasses.fields(config_class)} - set(INHERITED)
         for name in own & set(OWN_OPTIONS):
             group, _, test = OWN_OPTIONS[name].partition(".")
             assert hasattr(globals()[group], test or "__init__"), name
-        source = Path(__file__).with_name("test_critic_options.py").read_text(encoding="utf-8")
-        tests = [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+        files = [Path(__file__).with_name(f"test_{part}.py") for part in ("critic_options", "preference_config")]
+        trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
+        tests = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         untested = [n for n in own - set(OWN_OPTIONS) if not any(test.startswith(f"test_{n}_") for test in tests)]
         assert untested == []
 
-    @pytest.mark.parametrize("config_class", CONFIGS)
+    @pytest.mark.parametrize("config_class", [*CONFIGS, *PREFERENCES])
     def test_defaults_may_be_spelled_out(self, tmp_path, config_class):
         values = {name: default_of(INHERITED[name]) for name in REFUSED_OPTIONS if name in INHERITED}
         config_class(output_dir=str(tmp_path), use_cpu=True, **values)
@@ -288,13 +296,13 @@ class TestEveryInheritedOption:
         with pytest.raises(ValueError, match="auto_find_batch_size"):
             MAGRPOConfig(output_dir=str(tmp_path), use_cpu=True, auto_find_batch_size=True)
 
-    @pytest.mark.parametrize("config_class", CONFIGS)
+    @pytest.mark.parametrize("config_class", [*CONFIGS, *PREFERENCES])
     def test_every_own_option_has_help(self, config_class):
         for field in dataclasses.fields(config_class):
             if field.name not in INHERITED or INHERITED[field.name] is not field:
                 assert field.metadata.get("help"), field.name
 
-    @pytest.mark.parametrize("config_class", CONFIGS)
+    @pytest.mark.parametrize("config_class", [*CONFIGS, *RLHF])
     def test_a_command_line_works(self, tmp_path, config_class):
         words = ["--output_dir", str(tmp_path), "--use_cpu", "--agent_learning_rate", "3e-5", "--num_generations", "3"]
         (config,) = HfArgumentParser(config_class).parse_args_into_dataclasses(words)
@@ -401,7 +409,7 @@ class TestTwoWordsForOneThing:
 class TestGroupSizes:
     """Whatever the group size, the default batch settings fit it."""
 
-    @pytest.mark.parametrize("config_class", CONFIGS)
+    @pytest.mark.parametrize("config_class", [*CONFIGS, *RLHF])
     @pytest.mark.parametrize("accumulation", [1, 2, 3])
     @pytest.mark.parametrize("generations", range(2, 10))
     def test_default_batches_hold_whole_groups(self, tmp_path, config_class, generations, accumulation):

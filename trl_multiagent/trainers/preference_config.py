@@ -3,7 +3,7 @@
 
 import json
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..functional.preference_losses import LOSS_TYPES
 from ..rollouts.replay import REPLAY_MODES, PreferenceReplay
@@ -318,13 +318,20 @@ class IterativePreferenceConfig:
     def __post_init__(self):
         check_number("num_iterations", self.num_iterations, int, 1)
         check_choice("comparator_policy", self.comparator_policy, COMPARATORS)
-        if self.comparator_num_candidates is not None:
-            check_number("comparator_num_candidates", self.comparator_num_candidates, int, 1)
+        for name in (
+            "comparator_num_candidates",
+            "comparator_api_max_n_per_request",
+            "preference_replay_k",
+            "preference_replay_sample_size",
+        ):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), int, 1)
+        check_number("comparator_api_timeout", self.comparator_api_timeout, float, 0)
+        check_number("comparator_api_max_retries", self.comparator_api_max_retries, int, 0)
         self.replay()
         self._check_comparator()
         for name in self._dictionaries:
-            if isinstance(getattr(self, name), str):  # from the command line
-                setattr(self, name, json.loads(getattr(self, name)))
+            setattr(self, name, _as_dictionary(name, getattr(self, name)))
         whole = self.num_train_epochs >= 1 and self.num_train_epochs == int(self.num_train_epochs)
         if self.max_steps > 0 or not whole:
             raise ValueError(
@@ -365,6 +372,17 @@ class IterativePreferenceConfig:
             if self.comparator_history_k is None:
                 raise ValueError("comparator_policy='history' needs `comparator_history_k`, how many iterations back.")
             check_number("comparator_history_k", self.comparator_history_k, int, 1)
+
+
+def _as_dictionary(name: str, value: Any) -> dict[str, Any] | None:
+    """An optional dictionary, which is JSON on the command line."""
+    try:
+        known = json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError:
+        known = value
+    if not isinstance(known, dict | None):
+        raise ValueError(f"{name}={value!r}, expected a dictionary; on the command line, as JSON.")
+    return known
 
 
 _API_DEFAULTS = {
