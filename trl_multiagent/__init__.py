@@ -29,6 +29,8 @@ _PUBLIC = {
     "MAREINFORCETrainer": "trainers.reinforce_trainer",
     "MARLHFConfig": "trainers.marlhf_config",
     "MARLHFIterConfig": "trainers.marlhf_config",
+    "MARLHFIterTrainer": "trainers.marlhf_trainer",
+    "MARLHFTrainer": "trainers.marlhf_trainer",
     "MARLOOConfig": "trainers.reinforce_config",
     "MARLOOTrainer": "trainers.reinforce_trainer",
     "MAReMaxConfig": "trainers.reinforce_config",
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from .trainers.madpo_iter_trainer import MADPOIterTrainer
     from .trainers.madpo_trainer import MADPOTrainer
     from .trainers.marlhf_config import MARLHFConfig, MARLHFIterConfig
+    from .trainers.marlhf_trainer import MARLHFIterTrainer, MARLHFTrainer
     from .trainers.multi_agent_config import MultiAgentConfig
     from .trainers.multi_agent_trainer import MultiAgentTrainer
     from .trainers.preference_config import MADPOConfig, MADPOIterConfig, PreferenceConfig

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import trl
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import convert_to_fp32
 from packaging.version import Version
 from torch import nn
@@ -49,6 +50,7 @@ __all__ = [
     "reference_is_a_copy_of",
     "repeat_iterable_dataset",
     "rotate_checkpoints",
+    "separate_accelerate_state",
     "shuffle_sequence_dict",
     "split_tensor_dict",
     "suppress_seqcls_warning",
@@ -284,6 +286,24 @@ TRL_CONTRACT = (
         "public",
     ),
 )
+
+
+@contextlib.contextmanager
+def separate_accelerate_state() -> Iterator[None]:
+    """
+    Inside, what Accelerate keeps for the whole process is begun anew, so that another trainer can run beside one.
+
+    Drop it when Accelerate can make a second, independent state.
+    """
+    classes = (AcceleratorState, GradientState, PartialState)
+    states = [state._shared_state for state in classes]
+    for state in classes:
+        state._shared_state = {}
+    try:
+        yield
+    finally:
+        for state, shared in zip(classes, states, strict=True):
+            state._shared_state = shared
 
 
 def find_file(source: str, name: str, revision: str | None = None) -> str | None:

@@ -31,6 +31,10 @@ from trl_multiagent import (
     MAREINFORCETrainer,
     MAReMaxConfig,
     MAReMaxTrainer,
+    MARLHFConfig,
+    MARLHFIterConfig,
+    MARLHFIterTrainer,
+    MARLHFTrainer,
     MARLOOConfig,
     MARLOOTrainer,
 )
@@ -40,6 +44,8 @@ from trl_multiagent.models.value_head import ValueHead
 WITHOUT_CRITICS = {
     "MADPO": (MADPOConfig, MADPOTrainer),
     "MADPOIter": (MADPOIterConfig, MADPOIterTrainer),
+    "MARLHF": (MARLHFConfig, MARLHFTrainer),
+    "MARLHFIter": (MARLHFIterConfig, MARLHFIterTrainer),
     "MAGRPO": (MAGRPOConfig, MAGRPOTrainer),
     "MAREINFORCE": (MAREINFORCEConfig, MAREINFORCETrainer),
     "MARLOO": (MARLOOConfig, MARLOOTrainer),
@@ -124,6 +130,11 @@ def build(kind: str, directory: Path, lora: bool = False, kwargs: dict | None = 
     kwargs = {"train_dataset": dataset(6), "formatters": with_random_words, **(kwargs or {})}
     kwargs["callbacks"] = [*kwargs.get("callbacks", []), watch]
     options = {"save_strategy": "steps", "save_steps": 1, "influence_steps": 1, "max_completion_length": 4, **options}
+    if kind.startswith("MARLHF"):
+        source = directory.parent / "reward source"
+        llama(9).save_pretrained(source)
+        tok().save_pretrained(source)
+        options = {**options, "reward_model_name": str(source), "preference_num_candidates": 4}
     if kind.startswith("MADPO"):
         sampling = {"num_generations": 1, "preference_num_candidates": 4, "preference_pairs_per_sample": 2}
         options = {**options, **sampling, "influence_steps": 0}
@@ -247,6 +258,19 @@ CASES = {
         },
     ),
     "MADPOIter, LoRA": Case("MADPOIter", {**ITERATIONS, "pair_selection": "random", "logging_steps": 3}, lora=True),
+    "MARLHF": Case("MARLHF", {**BUFFERED, "scale_rewards": "none", "logging_steps": 3}),
+    "MARLHF by IAC, LoRA": Case("MARLHF", {"rl_algorithm": "iac", "use_separate_critic": False}, lora=True),
+    "MARLHFIter": Case(
+        "MARLHFIter",
+        {
+            "max_steps": -1,
+            "num_iterations": 2,
+            "num_train_epochs": 1,
+            "preference_scoring_reward": "reward_model",
+            "comparator_policy": "history",
+            "comparator_history_k": 1,
+        },
+    ),
     "MAAC": Case("MAAC", {**BUFFERED, "critic_warmup_steps": 2, "weight_decay": 0.1}),
     "MAAC, LoRA": Case("MAAC", {**TWO_EPOCHS, "logging_steps": 4, "num_turns": 2}, lora=True),
     "MAAC q": Case(

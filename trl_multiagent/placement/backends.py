@@ -2,6 +2,7 @@
 """What differs between one process, DDP and DeepSpeed."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,6 +11,9 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
 from transformers import TrainingArguments
+from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
+
+from .._compat import separate_accelerate_state
 
 
 def start_backend(args: TrainingArguments) -> None:
@@ -39,6 +43,26 @@ def share_accelerator(source: Any, target: Any) -> None:
     """Let a trainer use another's accelerator: one with a DeepSpeed plugin can be made only once a process."""
     for name in ("accelerator", "gather_function", "is_deepspeed_enabled", "is_fsdp_enabled"):
         setattr(target, name, getattr(source, name))
+
+
+@contextlib.contextmanager
+def single_process(args: TrainingArguments) -> Iterator[None]:
+    """
+    Inside, another trainer can be made and run, by this process alone: it knows of no other process, and of no
+    DeepSpeed.
+    """
+    told = ("ACCELERATE_", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(told)}
+    plugin = args.deepspeed_plugin
+    if plugin is not None:
+        unset_hf_deepspeed_config()
+    try:
+        with separate_accelerate_state():
+            yield
+    finally:
+        os.environ.update(hidden)
+        if plugin is not None:
+            set_hf_deepspeed_config(plugin.dschf)
 
 
 def check_optimizer(accelerator: Accelerator, learning_rates: set[float]) -> None:

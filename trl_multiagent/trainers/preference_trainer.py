@@ -59,8 +59,8 @@ class PreferenceTrainer(MultiAgentTrainer):
     config_class: ClassVar[type[PreferenceConfig]] = PreferenceConfig
 
     def __init__(self, *args, response_format: JointResponseFormat | None = None, **kwargs):
-        given = inspect.signature(MultiAgentTrainer.__init__).bind_partial(self, *args, **kwargs).arguments
-        del given["self"]
+        names = list(inspect.signature(MultiAgentTrainer.__init__).parameters)[1:]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
         config = given.get("args") or self.config_class()
         self._centralized_rewards: list[CentralizedReward] = []
         if config.collaboration_mode == "centralized":
