@@ -19,6 +19,8 @@ from trl_multiagent import (
     MAACTrainer,
     MAGRPOConfig,
     MAGRPOTrainer,
+    MARLHFConfig,
+    MARLHFTrainer,
     read_checkpoint_metadata,
 )
 from trl_multiagent.agents.loading import load_tokenizer as from_pretrained
@@ -492,6 +494,28 @@ def test_the_examples_of_training_state_run(models, monkeypatch):
     ]
     assert names["trainer"].state.global_step == 16
     assert names["wandb_config"]["id"] and names["wandb_config"]["resume"] == "allow"
+
+
+def test_a_learned_joint_reward_on_a_machine_without_its_device(models):
+    trainer = MARLHFTrainer(
+        agent_model=models["3B"],
+        num_agents=2,
+        reward_func=reward_func,
+        train_dataset=dataset(),
+        args=MARLHFConfig(
+            num_agents=2,
+            num_turns=1,
+            reward_model_name=models["7B"],
+            reward_model_device="cuda:1",
+            preference_num_candidates=4,
+            **SHORT,
+        ),
+    )
+    before = weights_hash(trainer.model)
+    trainer.train()
+    assert weights_hash(trainer.model) != before
+    trainer.save_model("./saved-models/marlhf")
+    assert Path("saved-models/marlhf/reward_model/model.safetensors").is_file()
 
 
 def test_the_examples_of_preferences_run(models):

@@ -37,6 +37,8 @@ from trl_multiagent import (
     MAREINFORCETrainer,
     MAReMaxConfig,
     MAReMaxTrainer,
+    MARLHFConfig,
+    MARLHFTrainer,
     MARLOOConfig,
     MARLOOTrainer,
 )
@@ -65,6 +67,7 @@ CASES = {
         MADPOTrainer,
         {"num_generations": 1, "influence_steps": 0, "preference_num_candidates": 4, "preference_pairs_per_sample": 4},
     ),
+    "MARLHF": (MARLHFConfig, MARLHFTrainer, {**BUFFERED, "preference_num_candidates": 4}),
     "MAAC": (MAACConfig, MAACTrainer, {**BUFFERED, "value_normalization": True, "critic_warmup_steps": 1}),
     "IAC": (IACConfig, IACTrainer, {**BUFFERED, "critic_type": "q"}),
     "IAC, shared": (
@@ -78,7 +81,7 @@ ALL_CASES = [*CASES, *(f"{name}, LoRA" for name in ("MAGRPO", "MAAC", "IAC", "IA
 BACKENDS = {
     "DDP": (0, ALL_CASES),
     "ZeRO-2": (2, ALL_CASES),
-    "ZeRO-3": (3, ["MAGRPO", "MADPO", "MAAC", "IAC, shared, LoRA"]),
+    "ZeRO-3": (3, ["MAGRPO", "MADPO", "MARLHF", "MAAC", "IAC, shared, LoRA"]),
 }
 
 
@@ -98,6 +101,8 @@ def build(case: str, directory: Path, stage: int, callbacks=(), **changed):
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto",
     }
+    if config_class is MARLHFConfig:
+        options = {"reward_model_name": reward_source(directory.parent), **options}
     args = config_class(
         output_dir=str(directory),
         max_completion_length=4,
@@ -126,6 +131,15 @@ def build(case: str, directory: Path, stage: int, callbacks=(), **changed):
         callbacks=list(callbacks),
         **critics,
     )
+
+
+def reward_source(directory: Path) -> str:
+    """Where a reward model is learned from, for each process its own."""
+    source = directory / f"reward_source_{os.environ.get('RANK', 0)}"
+    if not source.is_dir():
+        llama(9).save_pretrained(source)
+        tok().save_pretrained(source)
+    return str(source)
 
 
 def what_it_is(trainer) -> dict:

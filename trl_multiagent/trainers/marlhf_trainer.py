@@ -248,7 +248,9 @@ class MARLHFTrainer(PreferenceTrainer):
         )
 
     def _scorer_of(self, source: str) -> JointRewardScorer:
-        model = load_reward_model(source).to(self.args.reward_device)
+        with single_process(self.args), own_random_state(self.args.seed, device_specific=False):
+            model = load_reward_model(source)  # whole, on each process
+        model.to(self.args.reward_device)
         return JointRewardScorer(
             model,
             load_tokenizer(source, self.args),
