@@ -45,6 +45,8 @@ from trl_multiagent import (
 from trl_multiagent.placement.backends import local_part, states_by_group
 
 
+pytestmark = pytest.mark.distributed
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH_TIMEOUT = 600  # seconds; a launch takes a small part of it, so what runs into it hangs
 STEPS = 5
@@ -244,7 +246,6 @@ def from_every_step(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
 def test_a_resume_from_any_step_is_the_run_that_never_stopped(from_every_step):
     """B02, B03, B05, B06: weights, moments of heads, optimizer states and the log of each process."""
     backend, processes = from_every_step
@@ -258,7 +259,6 @@ def test_a_resume_from_any_step_is_the_run_that_never_stopped(from_every_step):
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
 @pytest.mark.parametrize("stage", [0, 2])
 @pytest.mark.parametrize("stop", ["kill", "terminate"])
 def test_a_run_whose_second_process_was_stopped_amid_an_accumulation_goes_on_exactly(stop, stage, whole_run, tmp_path):

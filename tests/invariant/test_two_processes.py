@@ -40,6 +40,8 @@ from trl_multiagent.agents.grpo_agent import GRPOAgent
 from trl_multiagent.rollouts.interaction import Interaction
 
 
+pytestmark = pytest.mark.distributed
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH_TIMEOUT = 600  # seconds; a launch takes a small part of it, so what runs into it hangs
 # float32: sums over two processes are rounded in another order than those over one. The second moments' epsilon is
@@ -558,7 +560,6 @@ def exported(directory: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@pytest.mark.distributed
 @EVERY_RUN
 def test_exported_weights_equal_those_of_one_process(backend, case, one_process, two_processes):
     directory, _ = two_processes(backend)
@@ -571,7 +572,6 @@ def test_exported_weights_equal_those_of_one_process(backend, case, one_process,
     assert far[worst] <= TOLERANCE, f"{worst} is {far[worst]} away"
 
 
-@pytest.mark.distributed
 @pytest.mark.parametrize("case", CASES)
 def test_one_process_has_learned_something(case, one_process):
     """The comparison is worth something: what can learn has moved, by rewards that differ within a group."""
@@ -599,7 +599,6 @@ def test_one_process_has_learned_something(case, one_process):
     assert taught == steps
 
 
-@pytest.mark.distributed
 @WHOLE_WEIGHTS
 def test_both_processes_end_with_the_same_weights(backend, case, two_processes):
     """B48"""
@@ -609,7 +608,6 @@ def test_both_processes_end_with_the_same_weights(backend, case, two_processes):
     assert len(set(first["hashes"])) == len(first["hashes"]) == 2 + critics
 
 
-@pytest.mark.distributed
 @EVERY_RUN
 def test_the_back_end_is_the_one_that_was_asked_for(backend, case, two_processes):
     for report in two_processes(backend)[1][case]:
@@ -623,7 +621,6 @@ def test_the_back_end_is_the_one_that_was_asked_for(backend, case, two_processes
             assert report["references"] == expected
 
 
-@pytest.mark.distributed
 @EVERY_RUN
 def test_logged_numbers_equal_those_of_one_process(backend, case, one_process, two_processes):
     logs, expected = two_processes(backend)[1][case][0]["logs"], one_process[1][case]["logs"]
@@ -652,7 +649,6 @@ def test_logged_numbers_equal_those_of_one_process(backend, case, one_process, t
     assert logs[0]["env_step"] < logs[1]["env_step"] or "num_iterations" in CASES[case]
 
 
-@pytest.mark.distributed
 @pytest.mark.parametrize(("backend", "case"), [run for run in RUNS if run[1] != "influence"])
 def test_a_reward_function_sees_whole_groups_each_once(backend, case, one_process, two_processes):
     ranks = two_processes(backend)[1][case]
@@ -674,7 +670,6 @@ def samples_of_turn(report: dict, step: int, turn: int) -> int:
     return sum(len(call["texts"]) for call in report["calls"] if (call["step"], call["turn"]) == (step, turn))
 
 
-@pytest.mark.distributed
 @EVERY_BACKEND
 def test_chains_that_end_early_leave_the_processes_uneven_batches(backend, two_processes):
     """So the comparison of weights is about that."""
@@ -686,7 +681,6 @@ def test_chains_that_end_early_leave_the_processes_uneven_batches(backend, two_p
         assert sum(counts[1]) >= sum(counts[2]) > 0
 
 
-@pytest.mark.distributed
 @pytest.mark.parametrize(("backend", "case"), [run for run in RUNS if run[1] in ENDING])
 def test_a_process_without_a_second_turn_still_takes_part_in_it(backend, case, two_processes):
     ranks = two_processes(backend)[1][case]
@@ -696,7 +690,6 @@ def test_a_process_without_a_second_turn_still_takes_part_in_it(backend, case, t
     assert counts[2] == [0, 0]  # and then nobody has one
 
 
-@pytest.mark.distributed
 def test_tokens_that_only_fill_up_a_batch_are_not_counted(one_process, two_processes):
     """A process with fewer samples than the other one samples some that are thrown away."""
     case = "chain that ends unevenly"
@@ -704,7 +697,6 @@ def test_tokens_that_only_fill_up_a_batch_are_not_counted(one_process, two_proce
     assert counts == [step["num_tokens"] for step in one_process[1][case]["logs"]]
 
 
-@pytest.mark.distributed
 def test_the_influence_of_an_actor_is_the_same_on_both_processes(two_processes):
     first, second = two_processes("DDP")[1]["influence"]
     for ours, theirs in zip(first["logs"], second["logs"], strict=True):
@@ -712,7 +704,6 @@ def test_the_influence_of_an_actor_is_the_same_on_both_processes(two_processes):
             assert 0 < ours[name] == theirs[name]
 
 
-@pytest.mark.distributed
 @EVERY_RUN
 def test_exports_hold_whole_tensors_and_load(backend, case, two_processes):
     """B46"""
@@ -732,7 +723,6 @@ def test_exports_hold_whole_tensors_and_load(backend, case, two_processes):
         assert tensor.numel() > 0 and torch.isfinite(tensor).all(), name
 
 
-@pytest.mark.distributed
 @EVERY_BACKEND
 def test_evaluating_before_training_sees_the_start_of_the_training(backend, two_processes, one_process):
     """There is no wrapper and no engine yet; that the training is not changed is seen in the weights."""
@@ -752,7 +742,6 @@ def test_evaluation_counts_exactly_its_prompts(backend, one_process, two_process
         assert report["evaluation"]["eval_reward"] == pytest.approx(mean, rel=1e-6)
 
 
-@pytest.mark.distributed
 @EVERY_BACKEND
 def test_evaluating_several_turns_gives_the_rewards_of_one_process(backend, one_process, two_processes):
     alone = one_process[1]["chain that ends unevenly"]
@@ -767,7 +756,6 @@ def test_evaluating_several_turns_gives_the_rewards_of_one_process(backend, one_
             assert report["evaluation"][name] == pytest.approx(alone["evaluation"][name], rel=1e-6), name
 
 
-@pytest.mark.distributed
 @EVERY_BACKEND
 def test_one_wandb_run_and_one_row_for_each_logged_step(backend, two_processes):
     """B11"""
@@ -814,7 +802,6 @@ def test_one_wandb_run_for_three_actors(tmp_path, monkeypatch):
     assert len(seen["log"]) == 2  # the numbers of the whole run are in its summary
 
 
-@pytest.mark.distributed
 def test_a_reward_function_that_raises_on_one_process_ends_the_job(tmp_path):
     """B33"""
     done = launch("raise", tmp_path, 0)  # the launch has a time limit: what hangs runs into it
