@@ -173,6 +173,24 @@ def team_args(config_class, output_dir, **kwargs):
     return config_class(**{**defaults, **kwargs})
 
 
+def preference_args(config_class, output_dir, **kwargs):
+    """Arguments of a short, silent preference run on the CPU: four candidates, up to two pairs for each task."""
+    defaults = dict(
+        output_dir=str(output_dir),
+        use_cpu=True,
+        max_completion_length=6,
+        learning_rate=1e-2,
+        logging_steps=1,
+        num_train_epochs=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        preference_num_candidates=4,
+        preference_pairs_per_sample=2,
+    )
+    return config_class(**{**defaults, **kwargs})
+
+
 def stub_rollouts(monkeypatch, trainer, rows_of_agents) -> None:
     """
     Let every actor of `trainer` answer fixed token ids: `rows_of_agents[i][j]` is what actor i answers in row j of a

@@ -9,27 +9,26 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from tiny import CHAT_TEMPLATE, dataset, gpt2, llama, lm, parameters, stub_rollouts, tok, weights_hash, word_reward
+from tiny import (
+    CHAT_TEMPLATE,
+    dataset,
+    gpt2,
+    llama,
+    lm,
+    parameters,
+    preference_args,
+    stub_rollouts,
+    tok,
+    weights_hash,
+    word_reward,
+)
 from trl import DPOConfig, DPOTrainer
 
 from trl_multiagent import MADPOConfig, MADPOTrainer
 
 
 def config(output_dir, **kwargs) -> MADPOConfig:
-    defaults = dict(
-        output_dir=str(output_dir),
-        use_cpu=True,
-        max_completion_length=6,
-        learning_rate=1e-2,
-        logging_steps=1,
-        num_train_epochs=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        preference_num_candidates=4,
-        preference_pairs_per_sample=2,
-    )
-    return MADPOConfig(**{**defaults, **kwargs})
+    return preference_args(MADPOConfig, output_dir, **kwargs)
 
 
 def pairs_of_two(rows: int = 6) -> Dataset:

@@ -4,7 +4,7 @@
 import pytest
 import torch
 from datasets import Dataset
-from tiny import dataset, llama, lm, parameters, tok, weights_hash, word_reward
+from tiny import dataset, llama, lm, parameters, preference_args, tok, weights_hash, word_reward
 from transformers import TrainerCallback
 
 from trl_multiagent import MADPOIterConfig, MADPOIterTrainer
@@ -12,25 +12,12 @@ from trl_multiagent.rollouts.preferences import read_pairs
 
 
 def build(output_dir, reward=word_reward, callbacks=(), train_dataset=None, **kwargs) -> MADPOIterTrainer:
-    defaults = dict(
-        output_dir=str(output_dir),
-        use_cpu=True,
-        max_completion_length=6,
-        learning_rate=1e-2,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        num_iterations=3,
-        preference_num_candidates=4,
-        preference_pairs_per_sample=2,
-    )
     return MADPOIterTrainer(
         agents=[lm(0), llama(1)],
         tokenizer=[tok(), tok()],
         reward_func=reward,
         train_dataset=dataset() if train_dataset is None else train_dataset,
-        args=MADPOIterConfig(**{**defaults, **kwargs}),
+        args=preference_args(MADPOIterConfig, output_dir, **{"num_iterations": 3, **kwargs}),
         callbacks=list(callbacks),
     )
 

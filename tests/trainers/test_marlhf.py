@@ -4,7 +4,7 @@
 import pytest
 import torch
 from peft import LoraConfig
-from tiny import dataset, llama, lm, tok, weights_hash, word_reward
+from tiny import dataset, llama, lm, preference_args, tok, weights_hash, word_reward
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from trl_multiagent import (
@@ -49,25 +49,11 @@ def build(output_dir, model, iterative=False, **kwargs):
     config_class, trainer_class = (MARLHFIterConfig, MARLHFIterTrainer) if iterative else (MARLHFConfig, MARLHFTrainer)
     if kwargs.get("rl_algorithm") in ("maac", "iac"):
         kwargs = {"critic_model_name": model, **kwargs}
-    defaults = dict(
-        output_dir=str(output_dir),
-        use_cpu=True,
-        max_completion_length=6,
-        num_generations=4,
-        learning_rate=1e-2,
-        logging_steps=1,
-        num_train_epochs=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        preference_num_candidates=4,
-        preference_pairs_per_sample=4,
-        reward_learning_rate=1e-2,
-    )
+    defaults = {"num_generations": 4, "preference_pairs_per_sample": 4, "reward_learning_rate": 1e-2}
     defaults |= {"num_iterations": 2} if iterative else {}
     return trainer_class(
         train_dataset=dataset(),
-        args=config_class(**{**defaults, **kwargs}),
+        args=preference_args(config_class, output_dir, **{**defaults, **kwargs}),
         **{"agents": [model, model], "reward_func": word_reward, **given},
     )
 

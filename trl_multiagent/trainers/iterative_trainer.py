@@ -8,13 +8,13 @@ from typing import Any
 
 from ..agents.frozen import load_frozen_actors
 from ..agents.grpo_agent import GRPOAgent
-from ..agents.loading import load_tokenizer, resolve_models
+from ..agents.loading import ModelLike, load_tokenizer, resolve_models
 from ..checkpoints.storage import Attempt
 from ..placement.backends import describe_backend
 from ..rollouts.api_actor import APIActor
 from ..rollouts.interaction import Actor, Interaction
 from ..rollouts.pair_tokens import encode_completion
-from ..rollouts.preferences import Group, PreferencePair, select_comparisons
+from ..rollouts.preferences import Candidate, Group, PreferencePair, select_comparisons
 from .preference_trainer import PreferenceTrainer
 
 
@@ -34,6 +34,7 @@ class IterativePreferenceTrainer(PreferenceTrainer):
 
     def __init__(self, *args, **kwargs):
         self._comparators: list[Actor] | None = None
+        self._comparator_sources: list[ModelLike] = []
         super().__init__(*args, **kwargs)
         config = self.args
         if self._learns_from_dataset:
@@ -51,15 +52,11 @@ class IterativePreferenceTrainer(PreferenceTrainer):
         if config.comparator_policy == "api":
             self._comparators = self._api_actors()
         elif config.comparator_policy == "model":
-            resolve_models(
+            self._comparator_sources = resolve_models(
                 "comparator_agent", config.comparator_model_name, config.comparator_agents, len(self.agent_trainers)
             )
 
     # Iterations
-
-    @property
-    def _num_iterations(self) -> int:
-        return self.args.num_iterations
 
     def _iteration_of(self, epoch: int) -> int:
         return epoch // int(self.args.num_train_epochs)
@@ -72,7 +69,7 @@ class IterativePreferenceTrainer(PreferenceTrainer):
     def set_initial_training_values(self, args, dataloader):
         """The epochs of all iterations."""
         epochs, updates, examples, _, batch_size, batches, _ = super().set_initial_training_values(args, dataloader)
-        epochs = int(args.num_train_epochs) * self._num_iterations
+        epochs = int(args.num_train_epochs) * args.num_iterations
         return epochs, updates, examples, examples * epochs, batch_size, batches, updates * epochs
 
     def train(self, *args, **kwargs):
@@ -118,20 +115,17 @@ class IterativePreferenceTrainer(PreferenceTrainer):
             group.others = others[start : start + width]
         return groups
 
-    def _pairs_of(self, iteration: int, group: Group) -> list[PreferencePair]:
-        rng = random.Random(f"{self.args.seed}/{iteration}/{group.task}")
-        mode, limit = self.args.pair_selection, self.args.preference_pairs_per_sample
-        chosen = select_comparisons(group.candidates, group.others, mode, limit, rng)
-        return [group.pair(winner, loser) for winner, loser in chosen]
+    def _select(
+        self, group: Group, mode: str, limit: int | None, rng: random.Random
+    ) -> list[tuple[Candidate, Candidate]]:
+        return select_comparisons(group.candidates, group.others, mode, limit, rng)
 
     def _collect_pairs(self, iteration: int) -> list[PreferencePair]:
         if self.args.comparator_policy == "history":
             self._comparators = self._frozen(self._policy_sources(max(iteration - self.args.comparator_history_k, 0)))
         elif self.args.comparator_policy == "model" and self._comparators is None:
-            config = self.args
-            count = len(self.agent_trainers)
-            sources = resolve_models("comparator_agent", config.comparator_model_name, config.comparator_agents, count)
-            self._comparators = self._frozen(sources, [load_tokenizer(source, config) for source in sources])
+            sources = self._comparator_sources
+            self._comparators = self._frozen(sources, [load_tokenizer(source, self.args) for source in sources])
         try:
             return super()._collect_pairs(iteration)
         finally:
@@ -145,7 +139,7 @@ class IterativePreferenceTrainer(PreferenceTrainer):
                 actor.follow(self)
         return actors
 
-    def _frozen(self, sources: list[str], tokenizers: list | None = None) -> list[GRPOAgent]:
+    def _frozen(self, sources: list[ModelLike], tokenizers: list | None = None) -> list[GRPOAgent]:
         return load_frozen_actors(
             sources,
             self.tokenizers if tokenizers is None else tokenizers,

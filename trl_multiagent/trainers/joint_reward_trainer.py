@@ -38,12 +38,12 @@ from ..models.joint_reward import (
 )
 from ..models.language_model import base_language_model
 from ..rollouts.formatters import check_prompt
+from ..rollouts.preferences import JOINT_COLUMNS
 from .joint_reward_config import JointRewardConfig
 
 
 logger = logging.getLogger(__name__)
 
-JOINT_COLUMNS = ("prompts", "winner_completions", "loser_completions")
 # What TRL takes, the last by its old name
 PAIR_COLUMNS = (("chosen", "rejected"), ("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
 
@@ -143,12 +143,7 @@ class JointRewardTrainer(RewardTrainer):
         args.model_init_kwargs = None if loaded else model_init_kwargs
         try:
             super().__init__(
-                model=model,
-                args=args,
-                data_collator=data_collator,
-                train_dataset=train_dataset,
-                eval_dataset=eval_dataset,
-                processing_class=tokenizer,
+                *(model, args, data_collator, train_dataset, eval_dataset, tokenizer),
                 quantization_config=None if loaded else quantization_config,
                 peft_config=peft_config,
                 **kwargs,

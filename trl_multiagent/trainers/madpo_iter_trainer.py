@@ -42,7 +42,7 @@ class MADPOIterTrainer(IterativePreferenceTrainer, MADPOTrainer):
     @property
     def _epochs_left(self) -> int:
         """Epochs from the begin of this iteration on."""
-        return int(self.args.num_train_epochs) * (self._num_iterations - self._iteration)
+        return int(self.args.num_train_epochs) * (self.args.num_iterations - self._iteration)
 
     def set_initial_training_values(self, args, dataloader):
         *values, _ = super().set_initial_training_values(args, dataloader)
@@ -52,7 +52,7 @@ class MADPOIterTrainer(IterativePreferenceTrainer, MADPOTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer = None):
         """The schedule of as many steps as if all iterations were like the first, gone through at the true pace."""
-        scheduler = super().create_scheduler(self._planned_steps * self._num_iterations, optimizer)
+        scheduler = super().create_scheduler(self._planned_steps * self.args.num_iterations, optimizer)
         if self._created_lr_scheduler and isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
             scheduler.lr_lambdas = [self._at_true_pace(factor) for factor in scheduler.lr_lambdas]
         return scheduler

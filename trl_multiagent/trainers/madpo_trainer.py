@@ -83,7 +83,7 @@ class MADPOTrainer(PreferenceTrainer):
     def _prepare_iteration(self) -> None:
         if self._learns_from_dataset:
             check_tokens(self.tokenizers, self._pairs)
-        pairs = [pair for pair in map(self._with_tokens, self._pairs) if pair is not None]
+        pairs = self._encoded(self._pairs)
         num_dropped = len(self._pairs) - len(pairs)
         if num_dropped:
             logger.warning(
@@ -94,6 +94,10 @@ class MADPOTrainer(PreferenceTrainer):
         self._pairs = pairs
         if self.args.precompute_ref_log_probs and not self.args.reference_free:
             self._precompute_references()
+
+    def _encoded(self, pairs: list[PreferencePair]) -> list[PreferencePair]:
+        """The pairs with their tokens, without those that have none for some actor."""
+        return [pair for pair in map(self._with_tokens, pairs) if pair is not None]
 
     def _with_tokens(self, pair: PreferencePair) -> PreferencePair | None:
         """A pair with the tokens of its texts, no longer than the actors may answer; `None` if nothing is left."""
@@ -107,7 +111,7 @@ class MADPOTrainer(PreferenceTrainer):
         return pair if all([*pair.prompt_ids, *pair.winner_ids, *pair.loser_ids]) else None
 
     def _micro_batches(self, rows: list[Any]) -> list[Any]:
-        return [rows] if isinstance(rows[0], PreferencePair) else super()._micro_batches(rows)
+        return [rows]
 
     # Loss
 
@@ -187,8 +191,7 @@ class MADPOTrainer(PreferenceTrainer):
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """On pairs their loss; on tasks no loss: the team answers them, and the rewards are the metrics."""
         if holds_pairs(inputs[0]):
-            pairs = pairs_of_dataset(inputs, len(self.agents))
-            pairs = [pair for pair in map(self._with_tokens, pairs) if pair is not None]
+            pairs = self._encoded(pairs_of_dataset(inputs, len(self.agents)))
             with torch.no_grad(), self.compute_loss_context_manager():
                 return self.compute_loss(model, pairs).detach(), None, None
         self._sample_and_score(inputs)

@@ -22,7 +22,7 @@ from ..checkpoints.storage import Attempt
 from ..models.joint_reward import JointRewardScorer, load_reward_model, render_joint_response
 from ..placement.backends import single_process
 from ..rewards import JointReward
-from ..rollouts.preferences import PreferencePair
+from ..rollouts.preferences import JOINT_COLUMNS, PreferencePair
 from .iac_trainer import IACTrainer
 from .iterative_trainer import IterativePreferenceTrainer
 from .joint_reward_config import JointRewardConfig
@@ -55,6 +55,11 @@ def _with_algorithm(trainer_class: type, algorithm: str) -> type:
     return type(trainer_class.__name__, (trainer_class, rl_trainer), names)
 
 
+def _config_among(args: tuple, kwargs: dict[str, Any]) -> MARLHFConfig | None:
+    """The config among a trainer's arguments."""
+    return next((value for value in [*args, kwargs.get("args")] if isinstance(value, MARLHFConfig)), None)
+
+
 class MARLHFTrainer(PreferenceTrainer):
     """
     Multi-Agent RLHF: pairs of the team's answers are collected and labelled by `reward_func`; a reward model of joint
@@ -78,8 +83,7 @@ class MARLHFTrainer(PreferenceTrainer):
     def __new__(cls, *args, **kwargs):
         if any(issubclass(cls, rl_trainer) for rl_trainer in RL_TRAINERS.values()):
             return super().__new__(cls)
-        config = next((a for a in [*args, kwargs.get("args")] if isinstance(a, MARLHFConfig)), None)
-        algorithm = (config or cls.config_class()).rl_algorithm
+        algorithm = (_config_among(args, kwargs) or cls.config_class()).rl_algorithm
         return super().__new__(_with_algorithm(cls, algorithm))
 
     def __init__(
@@ -92,7 +96,7 @@ class MARLHFTrainer(PreferenceTrainer):
         self._reward_render = reward_render
         self._reward_peft_config = reward_peft_config
         self._scorer: JointRewardScorer | None = None
-        config = next((a for a in [*args, kwargs.get("args")] if isinstance(a, MARLHFConfig)), None)
+        config = _config_among(args, kwargs)
         if config is not None and config.critic_model_name is not None and kwargs.get("critics") is None:
             kwargs.setdefault("critic_model", config.critic_model_name)
         super().__init__(*args, **kwargs)
@@ -190,10 +194,9 @@ class MARLHFTrainer(PreferenceTrainer):
         """Learn a reward model from the pairs, on every process alike."""
         args = self.args
         held_out = self._held_out_tasks()
-        columns = ("prompts", "winner_completions", "loser_completions")
         parts: list[list[dict]] = [[], []]
         for pair in self._pairs:
-            parts[pair.task in held_out].append({name: getattr(pair, name) for name in columns})
+            parts[pair.task in held_out].append({name: getattr(pair, name) for name in JOINT_COLUMNS})
         with single_process(self.args), own_random_state(args.seed, device_specific=False):
             trainer = JointRewardTrainer(
                 model=self._reward_source,
@@ -296,9 +299,6 @@ class MARLHFIterTrainer(IterativePreferenceTrainer, MARLHFTrainer):
 
     def _save_phase(self) -> None:
         """Boundaries are the ends of iterations."""
-
-    def _completed(self) -> tuple[int, bool]:
-        return IterativePreferenceTrainer._completed(self)
 
     def _reward_of_candidates(self) -> JointReward:
         by_model = self.args.preference_scoring_reward == "reward_model" and self._scorer is not None

@@ -67,7 +67,8 @@ class PreferenceTrainer(MultiAgentTrainer):
             given |= self._centralize(given, config, response_format or JointResponseFormat())
         elif response_format is not None:
             raise ValueError("`response_format` is read with collaboration_mode='centralized' only.")
-        if not given.get("reward_func") and not given.get("reward_funcs") and has_pairs(given.get("train_dataset")):
+        self._learns_from_dataset = has_pairs(given.get("train_dataset"))
+        if self._learns_from_dataset and not given.get("reward_func") and not given.get("reward_funcs"):
             given["reward_func"] = no_reward
         # The iteration whose data is there, and what it begins with
         self._iteration = -1
@@ -106,17 +107,9 @@ class PreferenceTrainer(MultiAgentTrainer):
 
     # Iterations
 
-    @property
-    def _num_iterations(self) -> int:
-        return 1
-
     def _iteration_of(self, epoch: int) -> int:
         """The iteration that an epoch belongs to."""
         return 0
-
-    @property
-    def _learns_from_dataset(self) -> bool:
-        return has_pairs(self.train_dataset)
 
     def _describe(self) -> dict[str, Any]:
         return {**super()._describe(), "preference_data": "dataset" if self._learns_from_dataset else "sampled"}
@@ -150,7 +143,7 @@ class PreferenceTrainer(MultiAgentTrainer):
 
     def _prepare_iteration(self) -> None:
         """From an iteration's pairs to what is trained."""
-        raise NotImplementedError
+        raise NotImplementedError  # what is trained is the subclass's own
 
     def _keep(self, iteration: int, pairs: list[PreferencePair]) -> None:
         """Write an iteration's pairs; a resumed run leaves what is there, and writes beside it."""
@@ -177,7 +170,8 @@ class PreferenceTrainer(MultiAgentTrainer):
         self._metrics.pop("eval")  # what TRL's code measured while it sampled
         pairs = [pair for group in groups for pair in self._pairs_of(iteration, group)]
         pairs = sorted(gather_object(pairs), key=lambda pair: pair.task)
-        self._note_collection(gather_object(groups), pairs)
+        rewards = gather_object([[candidate.reward for candidate in group.candidates] for group in groups])
+        self._note_collection(rewards, {pair.task for pair in pairs}, len(pairs))
         return pairs
 
     def _task_batches(self) -> Iterator[tuple[list[int], int]]:
@@ -240,18 +234,22 @@ class PreferenceTrainer(MultiAgentTrainer):
         return turn, [Candidate(list(texts), reward, None, source) for texts, reward in zip(said, own, strict=True)]
 
     def _pairs_of(self, iteration: int, group: Group) -> list[PreferencePair]:
+        """The pairs of one task's candidates; the same draw whichever process has the task."""
         rng = random.Random(f"{self.args.seed}/{iteration}/{group.task}")
-        args = self.args
-        chosen = select_pairs(group.candidates, args.pair_selection, args.preference_pairs_per_sample, rng)
+        chosen = self._select(group, self.args.pair_selection, self.args.preference_pairs_per_sample, rng)
         return [group.pair(winner, loser) for winner, loser in chosen]
 
-    def _note_collection(self, groups: list[Group], pairs: list[PreferencePair]) -> None:
-        """What an iteration's collection brought, for the next log."""
-        tasks_with_pairs = {pair.task for pair in pairs}
-        rewards = [candidate.reward for group in groups for candidate in group.candidates]
+    def _select(
+        self, group: Group, mode: str, limit: int | None, rng: random.Random
+    ) -> list[tuple[Candidate, Candidate]]:
+        """Winner and loser of each pair of one task."""
+        return select_pairs(group.candidates, mode, limit, rng)
+
+    def _note_collection(self, rewards: list[list[float]], tasks_with_pairs: set[int], num_pairs: int) -> None:
+        """What an iteration's collection brought, for the next log; `rewards` of the candidates of each task."""
         values = {
-            "num_pairs": len(pairs),
-            "frac_tasks_without_pairs": 1 - len(tasks_with_pairs) / len(groups),
+            "num_pairs": num_pairs,
+            "frac_tasks_without_pairs": 1 - len(tasks_with_pairs) / len(rewards),
             "reward_mean": torch.tensor(rewards, dtype=torch.float64).nanmean().item(),
         }
         if self._centralized_rewards:
@@ -260,7 +258,7 @@ class PreferenceTrainer(MultiAgentTrainer):
         for name, value in values.items():
             self._metrics.add("train", f"preferences/{name}", value)
         logger.info("Preferences: %s", values)
-        if not pairs:
+        if not num_pairs:
             logger.warning(
                 "No preference pair was found: no two answers to a task got different rewards. Raise "
                 "`preference_num_candidates` or `temperature`, or give a reward that tells answers apart."
@@ -279,7 +277,8 @@ class PreferenceTrainer(MultiAgentTrainer):
 
     def _load_team_state(self, state: dict[str, Any]) -> None:
         super()._load_team_state(state)
-        self._load_preferences(state["preferences"])
+        if self._iteration < 0:  # a loader of pairs needed them before
+            self._load_preferences(state["preferences"])
 
 
 def no_reward(*completions, **kwargs) -> list[None]:
