@@ -15,6 +15,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def build(case: str, directory: Path, stage: int, callbacks=(), **changed):
         "gradient_clipping": "auto",
     }
     if config_class is MARLHFConfig:
-        options = {"reward_model_name": reward_source(directory.parent), **options}
+        options = {"reward_model_name": reward_source(), **options}
     args = config_class(
         output_dir=str(directory),
         max_completion_length=4,
@@ -135,13 +136,16 @@ def build(case: str, directory: Path, stage: int, callbacks=(), **changed):
     )
 
 
-def reward_source(directory: Path) -> str:
-    """Where a reward model is learned from, for each process its own."""
-    source = directory / f"reward_source_{os.environ.get('RANK', 0)}"
-    if not source.is_dir():
-        llama(9).save_pretrained(source)
-        tok().save_pretrained(source)
-    return str(source)
+@functools.cache
+def reward_source() -> str:
+    """
+    Where a reward model is learned from, for each process its own. Made before the processes know of each other: later
+    only the first of them would write it.
+    """
+    source = tempfile.mkdtemp()
+    llama(9).save_pretrained(source)
+    tok().save_pretrained(source)
+    return source
 
 
 def what_it_is(trainer) -> dict:
@@ -175,6 +179,7 @@ def what_it_is(trainer) -> dict:
 
 def main(command: str, directory: str, stage: str) -> None:
     directory, stage, rank = Path(directory), int(stage), int(os.environ["RANK"])
+    reward_source()
     if command == "resume from every step":
         report = {case: train_and_resume(case, directory / case, stage) for case in dict(BACKENDS.values())[stage]}
     else:
