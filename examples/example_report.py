@@ -6,7 +6,7 @@ The text is plain and at most 100 columns wide, so that it reads the same in a t
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +79,12 @@ def print_plan(items: dict[str, str], title: str = "Plan") -> None:
     print(_rule(), flush=True)
 
 
-def print_result(rewards: Sequence[RewardRow], samples: Sequence[SampleRow] = (), title: str = "Samples") -> None:
+def print_result(
+    rewards: Sequence[RewardRow],
+    samples: Sequence[SampleRow] = (),
+    title: str = "Samples",
+    more: Mapping[str, str] | None = None,
+) -> None:
     """
     Print the rewards on held-out prompts before and after training, then what the actors wrote.
 
@@ -91,6 +96,8 @@ def print_result(rewards: Sequence[RewardRow], samples: Sequence[SampleRow] = ()
             to a few lines.
         title (`str`, *optional*, defaults to `"Samples"`):
             The line above the completions.
+        more (`Mapping[str, str]`, *optional*):
+            What else was measured: lines above text, after the table.
     """
     print(f"\n{_rule('Reward on held-out prompts')}")
     names = [textwrap.shorten(row.name, 40, placeholder="...") for row in rewards]
@@ -99,6 +106,9 @@ def print_result(rewards: Sequence[RewardRow], samples: Sequence[SampleRow] = ()
     for name, row in zip(names, rewards, strict=True):
         numbers = f"{row.before:>9.4f}  {row.after:>9.4f}  {row.after - row.before:>+9.4f}"
         print(f"  {name:<{width}}  {numbers}  {row.num_prompts} x {row.samples_per_prompt}")
+    for name, text in (more or {}).items():
+        print(f"\n{_rule(name)}")
+        _print_wrapped("  ", text)
     if samples:
         print(f"\n{_rule(title)}")
         _print_samples(samples)
@@ -130,7 +140,9 @@ def _rule(title: str = "") -> str:
     return f"-- {title} ".ljust(WIDTH, "-") if title else "-" * WIDTH
 
 
-def plot_reward(log_history: list[dict], path: str | Path, title: str = "Reward during training") -> None:
+def plot_reward(
+    log_history: list[dict], path: str | Path, title: str = "Reward during training", is_learned: bool = False
+) -> None:
     """
     Draw the training reward, its running mean where there are many points, and the evaluations, into a PNG file.
 
@@ -142,31 +154,39 @@ def plot_reward(log_history: list[dict], path: str | Path, title: str = "Reward 
             Where to write; missing directories are made.
         title (`str`, *optional*, defaults to `"Reward during training"`):
             The title.
+        is_learned (`bool`, *optional*, defaults to `False`):
+            Whether the training reward is that of a reward model. Its scale is its own, so the evaluations, which show
+            the task's reward, get axes of their own.
     """
     steps, rewards = _series(log_history, "reward")
     eval_steps, eval_rewards = _series(log_history, "eval_reward")
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 6 if is_learned else 4.5), layout="constrained")
     # The Agg canvas is tied to this figure alone, so that no display is needed and pyplot's back end stays as it is.
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot(title=title, xlabel="update", ylabel="reward")
+    panels = figure.subplots(2 if is_learned else 1, sharex=True, squeeze=False)[:, 0]
+    figure.suptitle(title)
+    panels[0].set_ylabel("reward model's reward" if is_learned else "reward")
+    panels[-1].set(xlabel="update", ylabel="task's reward" if is_learned else "reward")
     if steps:
         # A line through few points shows little without markers, and their running mean nothing
         many = len(steps) > RUNNING_MEAN
         style = {"alpha": 0.4, "linewidth": 0.8} if many else {"marker": "o"}
-        axes.plot(steps, rewards, color="tab:blue", label="training", **style)
+        panels[0].plot(steps, rewards, color="tab:blue", label="training", **style)
         if many:
             mean_label = f"mean of the last {RUNNING_MEAN}"
-            axes.plot(steps, _running_mean(rewards), color="tab:blue", linewidth=2, label=mean_label)
+            panels[0].plot(steps, _running_mean(rewards), color="tab:blue", linewidth=2, label=mean_label)
     if eval_steps:
-        axes.plot(eval_steps, eval_rewards, "D--", color="tab:orange", label="held-out prompts")
+        panels[-1].plot(eval_steps, eval_rewards, "D--", color="tab:orange", label="held-out prompts")
     if steps or eval_steps:
-        axes.legend()
-        axes.set_xlim(min(steps + eval_steps) - 0.5, max(steps + eval_steps) + 0.5)
-        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        panels[0].set_xlim(min(steps + eval_steps) - 0.5, max(steps + eval_steps) + 0.5)
+        panels[-1].xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     else:
         note = "no reward was logged (is `logging_steps` above the number of updates?)"
-        axes.text(0.5, 0.5, note, ha="center", transform=axes.transAxes)
-    axes.grid(alpha=0.3)
+        panels[0].text(0.5, 0.5, note, ha="center", transform=panels[0].transAxes)
+    for axes in panels:
+        if axes.lines:
+            axes.legend()
+        axes.grid(alpha=0.3)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", dpi=150)

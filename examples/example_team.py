@@ -19,7 +19,7 @@ from example_report import RewardRow, SampleRow, plot_reward, print_plan, print_
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
 from transformers.utils import logging as transformers_logging
 
-from trl_multiagent import MultiAgentConfig, MultiAgentTrainer, read_checkpoint_metadata
+from trl_multiagent import MARLHFTrainer, MultiAgentConfig, MultiAgentTrainer, read_checkpoint_metadata
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,8 @@ def run_example(
             {"step": 0, "eval_reward": before["eval_reward"]},
             *trainer.state.log_history,
         ]  # training starts a new history
-        plot_reward(history, plot, title=f"{trainer_class.__name__}: joint reward during training")
+        title = f"{trainer_class.__name__}: joint reward during training"
+        plot_reward(history, plot, title, is_learned=isinstance(trainer, MARLHFTrainer))
         generations = args.num_generations_eval or args.num_generations
         print_result(
             [
@@ -278,6 +279,7 @@ def run_example(
                 for role, *texts in zip(names, texts_before, texts_after, strict=True)
             ],
             title="Samples" if args.num_turns == 1 else f"Samples of turn {args.num_turns}",
+            more=_reward_model_outcome(history),
         )
         print(_where_to_find(args.output_dir, len(roles), plot, time.perf_counter() - started))
 
@@ -293,6 +295,16 @@ def _rewards_shown(name: str, num_turns: int) -> dict[str, str]:
     if num_turns == 1:
         return {name: "eval_reward"}
     return {f"{name}, turn {turn}": f"eval_turn_{turn}/reward_mean" for turn in range(1, num_turns + 1)}
+
+
+def _reward_model_outcome(history: list[dict[str, Any]]) -> dict[str, str]:
+    """How well a reward model orders pairs that it was not trained on, where one was learned."""
+    found = next((row for row in history if "reward_model/accuracy" in row), None)
+    if found is None:
+        return {}
+    names = {"accuracy": "share ordered rightly", "margin": "mean margin", "calibration_error": "calibration error"}
+    numbers = "; ".join(f"{found[f'reward_model/{key}']:.3f} {name}" for key, name in names.items())
+    return {"Reward model on pairs of held-out tasks": numbers}
 
 
 def _plan(

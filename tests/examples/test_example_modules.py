@@ -435,7 +435,8 @@ def test_series_leaves_out_what_is_no_number():
         ],
     ],
 )
-def test_plot_is_a_png(tmp_path, history):
+@pytest.mark.parametrize("is_learned", [False, True])
+def test_plot_is_a_png(tmp_path, history, is_learned):
     path = tmp_path / "plots" / "reward.png"
-    example_report.plot_reward(history, path)
+    example_report.plot_reward(history, path, is_learned=is_learned)
     assert path.read_bytes().startswith(b"\x89PNG")

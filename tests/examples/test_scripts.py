@@ -13,9 +13,10 @@ import pandas as pd
 import pytest
 import yaml
 from tiny import CHAT_TEMPLATE, gpt2, llama, tok
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from trl_multiagent.callbacks.wandb_records import offline_files, rows
+from trl_multiagent.trainers.marlhf_config import RL_CONFIGS
 
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +95,25 @@ def test_train_madpo_keeps_its_pairs_and_shows_what_came_of_it(tmp_path, models)
     assert "Reward on held-out prompts" in run.stdout
     pairs = [json.loads(line) for line in (output / "preferences" / "iteration-0.jsonl").read_text().splitlines()]
     assert {pair["task"] for pair in pairs} <= set(range(8)) and 0 < len(pairs) <= 32
+    AutoModelForCausalLM.from_pretrained(output / "agent_1")
+
+
+@pytest.mark.parametrize("algorithm", ["marloo", "maac"])
+def test_train_marlhf_learns_a_reward_model_first(tmp_path, models, algorithm):
+    output = tmp_path / "run"
+    critic = ["--critic_model_name", models["critic"]] if algorithm == "maac" else []
+    run = launch(
+        "train_marlhf.py",
+        *("--agents", models["a"], models["b"], "--prompt_column", "question", "--rl_algorithm", algorithm, *critic),
+        *("--dataset_name", str(write_csv(tmp_path / "prompts.csv")), "--max_steps", "2"),
+        *("--reward_eval_fraction", "0.5", "--max_completion_length", "6", "--output_dir", str(output)),
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    said = " ".join(run.stdout.split())
+    assert "up to 4 pairs of 4 joint responses" in said and f"{algorithm}, whose reward is the reward model's" in said
+    assert "Reward on held-out prompts" in said and "Reward model on pairs of held-out tasks" in said
+    assert (output / "preferences" / "iteration-0.jsonl").is_file()
+    assert AutoModelForSequenceClassification.from_pretrained(output / "reward_model").config.num_labels == 1
     AutoModelForCausalLM.from_pretrained(output / "agent_1")
 
 
@@ -214,7 +234,10 @@ def test_a_refused_option_is_named_with_the_reason(monkeypatch, models):
 
 @pytest.mark.parametrize(
     "script",
-    ["train_maac.py", "train_iac.py", "train_magrpo.py", "train_madpo.py", "multi_turn_feedback.py", "pipeline.py"],
+    [
+        *("train_maac.py", "train_iac.py", "train_magrpo.py", "train_madpo.py", "train_marlhf.py"),
+        *("multi_turn_feedback.py", "pipeline.py"),
+    ],
 )
 def test_help_is_grouped_and_leaves_out_what_is_refused(monkeypatch, capsys, script):
     with pytest.raises(SystemExit, match="0"):
@@ -234,6 +257,24 @@ def test_the_main_job_runs_on_the_embedded_default(tmp_path):
     assert run.returncode == 0, run.stderr[-3000:]
     assert "SmolLM2-135M-Instruct" in run.stdout and "2 x 4" in run.stdout
     assert (tmp_path / "agent_1" / "model.safetensors").stat().st_size > 5e8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["train_madpo.py", *(f"train_marlhf.py {name}" for name in RL_CONFIGS)])
+def test_preferences_train_the_embedded_default(tmp_path, monkeypatch, script):
+    script, *algorithm = script.split()
+    options = ["--num_eval_prompts", "1", "--max_completion_length", "8", "--preference_num_candidates", "4"]
+    if algorithm:
+        options += ["--rl_algorithm", *algorithm, "--max_steps", "1", "--steps_per_generation", "1"]
+    (tmp_path / "prompts.csv").write_text("prompt\n" + "What is a river?\nWhy do cats purr?\nWhat is salt?\n")
+    run_here(
+        monkeypatch,
+        script,
+        *("--dataset_name", str(tmp_path / "prompts.csv"), "--output_dir", str(tmp_path / "run"), *options),
+    )
+    assert (tmp_path / "run" / "reward.png").is_file()
+    for written in ["agent_0", "agent_1", *(["reward_model"] if algorithm else [])]:
+        assert (tmp_path / "run" / written / "model.safetensors").stat().st_size > 5e8
 
 
 def test_multi_turn_feedback_shows_the_reward_of_each_turn(tmp_path, models):

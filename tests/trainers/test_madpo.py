@@ -306,6 +306,26 @@ def test_the_file_of_pairs_is_a_dataset_that_trains(tmp_path):
     assert [pair.winner_ids for pair in again._pairs] == [pair.winner_ids for pair in trainer._pairs]
 
 
+def test_prompts_of_two_kinds_are_a_dataset_too(tmp_path):
+    """One actor is asked by messages, the other by text: a column has one type, so both are written as text."""
+    chat = tok(chat_template=CHAT_TEMPLATE)
+    formatters = [lambda row: [{"role": "user", "content": row["prompt"]}], lambda row: row["prompt"]]
+    given = {"tokenizer": [chat, tok()], "reward_func": word_reward, "agents": [lm(0), lm(1)]}
+    args = config(tmp_path, max_steps=1)
+    trainer = MADPOTrainer(**given, args=args, train_dataset=dataset(4), formatters=formatters)
+    trainer.train()
+    path = tmp_path / "preferences" / "iteration-0.jsonl"
+    rows = datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+    asked = dataset(4)[rows[0]["task"]]["prompt"]
+    assert rows[0]["prompts"] == [f"user: {asked}", asked]
+    assert rows[0]["prompt_ids"] == [chat(f"user : {asked} assistant :")["input_ids"], chat(asked)["input_ids"]]
+    again = MADPOTrainer(
+        **{**given, "agents": [lm(0), lm(1)]}, args=config(tmp_path / "b", max_steps=1), train_dataset=rows
+    )
+    again.train()
+    assert weights_hash(again.model) == weights_hash(trainer.model)
+
+
 def test_tokens_of_another_tokenizer_are_refused(tmp_path):
     trainer = two_actors(tmp_path)
     trainer.get_train_dataloader()

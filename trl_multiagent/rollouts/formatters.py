@@ -29,6 +29,12 @@ def prompt_text(prompt: Prompt) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
+def of_one_kind(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts as they are if all are texts or all are messages, else all as texts: a table holds one kind."""
+    kinds = {isinstance(prompt, str) for prompt in prompts}
+    return list(prompts) if len(kinds) == 1 else [prompt_text(prompt) for prompt in prompts]
+
+
 def check_prompt(prompt: Any, source: str) -> Prompt:
     """`prompt` itself, if it is a text or a list of messages; else a `ValueError` that names its source."""
     is_messages = isinstance(prompt, list) and prompt and is_conversational({"prompt": prompt})

@@ -38,7 +38,8 @@ class PreferencePair:
 
     Attributes:
         task (`int`): number of the task in its dataset.
-        prompts (list of N `str` or message lists): what each actor was asked.
+        prompts (list of N `str` or message lists): what each actor was asked. Where only some were asked by messages,
+            these are written as text, since the column of a table has one type.
         winner_completions, loser_completions (list of N `str`): what each actor answered.
         winner_reward, loser_reward (`float`, *optional*): their rewards, where they have some.
         winner_source, loser_source (`str`): `"current"`, `"comparator"` or, from a dataset, `"dataset"`.
