@@ -12,6 +12,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -85,11 +86,18 @@ def lm(seed: int = 0, vocab: int = 32, hidden: int = 16, tie: bool = False, **kw
     return Qwen2ForCausalLM(config)
 
 
-def llama(seed: int = 0, vocab: int = 32, hidden: int = 24) -> LlamaForCausalLM:
+def llama(seed: int = 0, vocab: int = 32, hidden: int = 24, **kwargs) -> LlamaForCausalLM:
     set_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
+    return LlamaForCausalLM(_llama_config(vocab, hidden, **kwargs))
+
+
+def reward_model(seed: int = 0, vocab: int = 32, hidden: int = 16, **kwargs) -> LlamaForSequenceClassification:
+    set_seed(seed)
+    return LlamaForSequenceClassification(_llama_config(vocab, hidden, **{"num_labels": 1, **kwargs}))
+
+
+def _llama_config(vocab: int, hidden: int, **kwargs) -> LlamaConfig:
+    defaults = dict(
         intermediate_size=2 * hidden,
         num_hidden_layers=1,
         num_attention_heads=2,
@@ -100,7 +108,7 @@ def llama(seed: int = 0, vocab: int = 32, hidden: int = 24) -> LlamaForCausalLM:
         eos_token_id=2,
         pad_token_id=1,
     )
-    return LlamaForCausalLM(config)
+    return LlamaConfig(vocab_size=vocab, hidden_size=hidden, **{**defaults, **kwargs})
 
 
 def gpt2(seed: int = 0, vocab: int = 32, hidden: int = 16, dropout: float = 0.0) -> GPT2LMHeadModel:

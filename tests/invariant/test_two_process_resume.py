@@ -31,6 +31,8 @@ from trl_multiagent import (
     MAACConfig,
     MAACTrainer,
     MADPOConfig,
+    MADPOIterConfig,
+    MADPOIterTrainer,
     MADPOTrainer,
     MAGRPOConfig,
     MAGRPOTrainer,
@@ -39,6 +41,8 @@ from trl_multiagent import (
     MAReMaxConfig,
     MAReMaxTrainer,
     MARLHFConfig,
+    MARLHFIterConfig,
+    MARLHFIterTrainer,
     MARLHFTrainer,
     MARLOOConfig,
     MARLOOTrainer,
@@ -51,10 +55,14 @@ pytestmark = pytest.mark.distributed
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH_TIMEOUT = 600  # seconds; a launch takes a small part of it, so what runs into it hangs
 STEPS = 5
+STEPS_OF_ITERATIONS = 4
 
 # A generation batch serves two micro-batches in two iterations, so four updates: a resume at 1, 2, 3 or 5 finds it
 # partly used. An epoch has three of them.
 BUFFERED = {"num_iterations": 2, "steps_per_generation": 2, "per_device_train_batch_size": 2}
+# Two iterations of two steps each
+ITERATIONS = {"max_steps": -1, "num_iterations": 2, "num_train_epochs": 1, "preference_num_candidates": 4}
+ITERATIONS |= {"comparator_policy": "history", "comparator_history_k": 1}
 CASES = {
     "MAGRPO": (
         MAGRPOConfig,
@@ -71,6 +79,29 @@ CASES = {
         {"num_generations": 1, "influence_steps": 0, "preference_num_candidates": 4, "preference_pairs_per_sample": 4},
     ),
     "MARLHF": (MARLHFConfig, MARLHFTrainer, {**BUFFERED, "preference_num_candidates": 4}),
+    "MADPOIter": (
+        MADPOIterConfig,
+        MADPOIterTrainer,
+        {
+            **ITERATIONS,
+            "num_generations": 1,
+            "influence_steps": 0,
+            "preference_replay_mode": "lambda_decay",
+            "preference_replay_lambda": 0.6,
+            "preference_replay_sample_size": 12,
+        },
+    ),
+    "MARLHFIter": (
+        MARLHFIterConfig,
+        MARLHFIterTrainer,
+        {
+            **ITERATIONS,
+            "preference_scoring_reward": "reward_model",
+            "reward_num_train_epochs": 1,
+            "gradient_accumulation_steps": 2,
+            "steps_per_generation": 1,
+        },
+    ),
     "MAAC": (MAACConfig, MAACTrainer, {**BUFFERED, "value_normalization": True, "critic_warmup_steps": 1}),
     "IAC": (IACConfig, IACTrainer, {**BUFFERED, "critic_type": "q"}),
     "IAC, shared": (
@@ -104,7 +135,7 @@ def build(case: str, directory: Path, stage: int, callbacks=(), **changed):
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto",
     }
-    if config_class is MARLHFConfig:
+    if issubclass(config_class, MARLHFConfig):
         options = {"reward_model_name": reward_source(), **options}
     args = config_class(
         output_dir=str(directory),
@@ -191,10 +222,14 @@ def main(command: str, directory: str, stage: str) -> None:
     (directory / f"rank_{rank}.json").write_text(json.dumps(report))
 
 
+def steps_of(case: str) -> int:
+    return STEPS_OF_ITERATIONS if case in ("MADPOIter", "MARLHFIter") else STEPS
+
+
 def train_and_resume(case: str, directory: Path, stage: int) -> list[dict]:
     """What each training comes to: at once, and from the checkpoint of every step."""
     reports = []
-    for start in range(STEPS):
+    for start in range(steps_of(case)):
         AcceleratorState._reset_state()  # the next trainer may bring its own DeepSpeed plugin
         whole = directory / "whole"
         trainer = build(case, directory / f"from {start}" if start else whole, stage)
@@ -257,7 +292,7 @@ def test_a_resume_from_any_step_is_the_run_that_never_stopped(from_every_step):
     for process, by_case in enumerate(processes):
         assert list(by_case) == BACKENDS[backend][1]
         for case, (whole, *resumed) in by_case.items():
-            assert whole["processes"] == 2 and whole["steps"] == STEPS and whole["states"][0] > 0
+            assert whole["processes"] == 2 and whole["steps"] == steps_of(case) and whole["states"][0] > 0
             assert [row["step"] for row in whole["rows"]] == [2, 4]
             for start, report in enumerate(resumed, start=1):
                 assert report == whole, f"{case} on process {process}, from step {start}"

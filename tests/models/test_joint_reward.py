@@ -5,14 +5,12 @@ import copy
 
 import pytest
 import torch
-from tiny import lm, tok, weights_hash
+from tiny import lm, reward_model, tok, weights_hash
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoTokenizer,
     GPT2Config,
     GPT2ForSequenceClassification,
-    LlamaConfig,
-    LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
     set_seed,
 )
@@ -29,24 +27,6 @@ from trl_multiagent.models.joint_reward import (
 
 
 EOS = 2
-
-
-def reward_model(seed=0, pad=1, num_labels=1):
-    set_seed(seed)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.5,
-        eos_token_id=EOS,
-        pad_token_id=pad,
-        num_labels=num_labels,
-    )
-    return LlamaForSequenceClassification(config)
 
 
 def byte_level(**special):
@@ -216,7 +196,7 @@ def plain(prompts, completions):
 @pytest.mark.parametrize("pad", ["<pad>", "<eos>", None])
 def test_the_reward_is_read_at_the_eos_whatever_the_tokenizer_pads_with(pad):
     tokenizer = tok(pad=pad)
-    model = reward_model(pad=tokenizer.pad_token_id)
+    model = reward_model(pad_token_id=tokenizer.pad_token_id)
     scores = JointRewardScorer(model, tokenizer, plain, batch_size=3).score(PROMPTS, COMPLETIONS)
     assert (scores.dtype, scores.shape, scores.device.type) == (torch.float32, (5,), "cpu")
     words = [" ".join(plain(*joint).split()) for joint in zip(PROMPTS, COMPLETIONS, strict=True)]
@@ -256,7 +236,7 @@ def test_a_score_does_not_depend_on_the_batch():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_scoring_leaves_the_model_as_it_was(training):
-    model = reward_model(pad=EOS).train(training)
+    model = reward_model(pad_token_id=EOS).train(training)
     before = weights_hash(model), copy.deepcopy(model.config)
     scores = JointRewardScorer(model, tok(pad="<eos>")).score([["w1", "w2"]], [["w3", "w4"]])
     assert not scores.requires_grad

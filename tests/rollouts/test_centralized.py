@@ -263,7 +263,6 @@ class TestWithJointReward:
         func = CentralizedReward(later if is_async else lengths, 2, FORMAT)
         rewards = JointReward(func, 1)([[GOOD, "?", joint("", "b"), "?"]], [{}] * 4, [2, 2])
         assert rewards.nan_to_num(-9.0).tolist() == [[[11.0], [-9.0], [10.0], [-9.0]]]
-        assert func.pop_counts() == (4, 2)
 
     @pytest.mark.parametrize(
         ("func", "name"),
@@ -277,19 +276,6 @@ class TestWithJointReward:
     def test_its_metric_name_is_that_of_the_function(self, func, name):
         wrapped = CentralizedReward(func, 2, FORMAT)
         assert wrapped.__name__ == name and JointReward(wrapped, 1).names == [name]
-
-
-class TestCounts:
-    def test_they_add_up_until_they_are_taken(self):
-        reward = CentralizedReward(lengths, 2, FORMAT)
-        assert reward.pop_counts() == (0, 0)
-        reward([GOOD, "?"], [{}, {}])
-        reward(["?", "?", GOOD], [{}] * 3)
-        assert (reward.num_seen, reward.num_unparsable) == (5, 3)
-        assert reward.pop_counts() == (5, 3)
-        assert reward.pop_counts() == (0, 0)
-        reward(["?"], [{}])
-        assert reward.pop_counts() == (1, 1)
 
 
 class TestErrors:

@@ -11,15 +11,11 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
-from tiny import gradient, lm, logged, parameters, tok, weights_hash
+from tiny import gradient, llama, lm, logged, parameters, reward_model, tok, weights_hash
 from transformers import (
     DistilBertConfig,
     DistilBertForSequenceClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
     TrainerCallback,
-    set_seed,
 )
 from trl import RewardConfig, RewardTrainer
 
@@ -28,23 +24,6 @@ from trl_multiagent.models.joint_reward import JointRewardScorer, load_reward_mo
 
 
 LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"])
-
-
-def reward_model(seed=0, causal=False, hidden=16, **kwargs):
-    set_seed(seed)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=None,
-        eos_token_id=2,
-        **{"pad_token_id": 1, "num_labels": 1, **kwargs},
-    )
-    return (LlamaForCausalLM if causal else LlamaForSequenceClassification)(config)
 
 
 def config(output_dir, config_class=JointRewardConfig, **kwargs):
@@ -257,7 +236,7 @@ def calibration_by_hand(margins):
 
 def test_an_evaluation_takes_the_means_over_its_pairs(tmp_path):
     rows = joint_rows(9)  # the last batch has one pair, which would weigh as much as four others
-    trainer = build(tmp_path, reward_model(initializer_range=0.5), eval_dataset=rows)
+    trainer = build(tmp_path, reward_model(), eval_dataset=rows)
     metrics = trainer.evaluate()
     scorer = trainer.scorer()
     winners, losers = (scorer.score(rows["prompts"], rows[f"{s}_completions"]) for s in ("winner", "loser"))
@@ -373,7 +352,7 @@ print(json.dumps([JointRewardScorer(model, tokenizer).score(*rows).tolist(), [st
 
 @pytest.mark.parametrize("kind", ["full", "adapter"])
 def test_an_export_gives_the_same_scores_in_another_process(kind, tmp_path):
-    reward_model(1, causal=True, initializer_range=0.5, pad_token_id=2).save_pretrained(tmp_path / "base")
+    llama(1, pad_token_id=2).save_pretrained(tmp_path / "base")
     tok(pad="<eos>").save_pretrained(tmp_path / "base")
     peft_config = {"peft_config": LORA} if kind == "adapter" else {}
     trainer = JointRewardTrainer(

@@ -3,8 +3,8 @@
 
 import pytest
 import torch
-from peft import LoraConfig
-from tiny import dataset, llama, lm, preference_args, tok, weights_hash, word_reward
+from peft import LoraConfig, get_peft_model
+from tiny import dataset, llama, lm, preference_args, reward_model, tok, weights_hash, word_reward
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from trl_multiagent import (
@@ -171,3 +171,85 @@ def test_models_without_a_name_need_the_reward_models(tmp_path, model):
     with pytest.raises(ValueError, match="needs `reward_model_name`"):
         build(tmp_path, model, agents=[lm(0), lm(1)], tokenizer=tok())
     build(tmp_path, model, agents=[lm(0), lm(1)], tokenizer=tok(), reward_model_name=model)
+
+
+# A reward model that is used as it is
+
+
+def saved(directory, model) -> str:
+    model.save_pretrained(directory)
+    tok().save_pretrained(directory)
+    return str(directory)
+
+
+def test_a_reward_model_may_be_used_as_it_is(tmp_path, model):
+    source = saved(tmp_path / "reward", reward_model(7))
+    trainer = build(tmp_path / "run", model, reward_model_name=source, reward_num_train_epochs=0)
+    seen, score = [], trainer._reward_model_of_rows
+
+    def spy(*completions, batch_items):
+        scores = score(*completions, batch_items=batch_items)
+        seen.append((completions, batch_items, scores))
+        return scores
+
+    trainer._learned_reward.funcs[0] = spy
+    before = weights_hash(trainer.model)
+    trainer.train()
+    assert weights_hash(trainer.model) != before
+    loaded = reward_model(7).eval()
+    assert weights_hash(trainer._scorer.model) == weights_hash(loaded)
+    for (first, second), rows, scores in seen:
+        for a, b, row, found in zip(first, second, rows, scores, strict=True):
+            text = render_joint_response([row["prompt"]] * 2, [a, b])
+            ids = [int(word[1:]) + 3 if word[0] == "w" else 0 for word in text.split()]  # labels are unknown words
+            with torch.no_grad():
+                hidden = loaded.model(input_ids=torch.tensor([[*ids, 2]])).last_hidden_state[0, -1]
+            assert found.item() == pytest.approx((loaded.score.weight[0] @ hidden).item(), abs=1e-5)
+    assert len({value for *_, scores in seen for value in scores.tolist()}) > 4
+
+
+@pytest.mark.parametrize("iterative", [False, True])
+def test_an_adapter_of_a_reward_model_may_be_used_as_it_is(tmp_path, model, iterative):
+    base = saved(tmp_path / "base", reward_model(7))
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="SEQ_CLS", modules_to_save=["score"])
+    peft = get_peft_model(AutoModelForSequenceClassification.from_pretrained(base), lora)
+    with torch.no_grad():
+        for name, parameter in peft.named_parameters():
+            if "lora_B" in name or "modules_to_save" in name:
+                parameter.normal_()
+    source = saved(tmp_path / "adapter", peft)
+    trainer = build(
+        tmp_path / "run", model, iterative, reward_model_name=source, reward_num_train_epochs=0, num_train_epochs=1
+    )
+    trainer.train()
+    prompts, completions = [["w1", "w2"], ["w3", "w3"]], [["w4", "w5"], ["w6", "w7 w8"]]
+    texts = [render_joint_response(*joint).split() for joint in zip(prompts, completions, strict=True)]
+    ids = [[int(word[1:]) + 3 if word[0] == "w" else 0 for word in words] + [2] for words in texts]
+    expected = [peft.eval()(input_ids=torch.tensor([row])).logits.item() for row in ids]
+    assert trainer._scorer.score(prompts, completions).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: lm(0), "Qwen2ForCausalLM"),
+        (lambda: reward_model(num_labels=2), "LlamaForSequenceClassification with num_labels=2"),
+        (lambda: reward_model(num_labels=3), "LlamaForSequenceClassification with num_labels=3"),
+        (lambda: reward_model().model, "LlamaModel"),
+        (lambda: get_peft_model(lm(0), LoraConfig(task_type="CAUSAL_LM")), "an adapter with task_type='CAUSAL_LM'"),
+        (lambda: get_peft_model(lm(0), LoraConfig(target_modules=["q_proj"])), "an adapter with task_type=None"),
+    ],
+    ids=["language model", "two labels", "three labels", "no head", "adapter", "adapter of no task"],
+)
+def test_without_training_a_reward_model_must_have_a_head(tmp_path, model, make, found):
+    source = saved(tmp_path / "source", make())
+    for weights in (tmp_path / "source").glob("*.safetensors"):
+        weights.unlink()  # they are not looked at
+    with pytest.raises(ValueError, match=f"reward_num_train_epochs=0.*{source}.*is {found}, expected.*one label"):
+        build(tmp_path / "run", model, reward_model_name=source, reward_num_train_epochs=0)
+    build(tmp_path / "run", model, reward_model_name=source, reward_num_train_epochs=1)
+
+
+def test_without_training_the_actors_own_source_is_no_reward_model(tmp_path, model):
+    with pytest.raises(ValueError, match="LlamaForCausalLM, expected.*`reward_model_name`"):
+        build(tmp_path, model, reward_num_train_epochs=0)

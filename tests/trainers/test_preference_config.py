@@ -424,6 +424,15 @@ class TestIterations:
         config = parse(config_class, *words, f"--{name}", '{"team": "red", "depth": {"levels": 2}}')
         assert getattr(config, name) == {"team": "red", "depth": {"levels": 2}}
 
+    @EACH_ITERATIVE
+    def test_comparator_api_headers_are_not_in_logs_and_files(self, make, config_class):
+        headers = {"X-Key": "a secret", "X-Team": "red"}
+        options = {"comparator_policy": "api", "comparator_api_model": "m", "comparator_api_headers": headers}
+        config = make(config_class, **options)
+        assert config.to_dict()["comparator_api_headers"] == {"X-Key": "***", "X-Team": "***"}
+        assert "a secret" not in config.to_json_string()
+        assert config.comparator_api_headers == headers
+
     @pytest.mark.parametrize("name", ["comparator_api_headers", "comparator_api_extra_body"])
     @pytest.mark.parametrize("value", ["[1]", [1], "red"])
     def test_comparator_api_extra_body_and_headers_that_are_no_dictionary_are_refused(self, make, name, value):

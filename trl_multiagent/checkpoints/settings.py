@@ -90,6 +90,15 @@ MAY_CHANGE = {
     "gradient_checkpointing_kwargs",
     "activation_checkpointing",
     "activation_checkpointing_kwargs",
+    "preference_dir",
+    "reward_model_device",
+    # How an endpoint is reached, not which model answers
+    "comparator_api_url",
+    "comparator_api_key_env",
+    "comparator_api_timeout",
+    "comparator_api_max_retries",
+    "comparator_api_max_n_per_request",
+    "comparator_api_headers",
 }
 # Options that the description has in another form: other words for one thing, what is told by the entities, the
 # length of the run, which is compared in steps, and DeepSpeed's config, of which the stage is compared

@@ -196,6 +196,14 @@ def clip_grad_norms(accelerator: Accelerator, modules: Iterable[nn.Module], max_
     return [norm.to(accelerator.device) for norm in norms]  # a module without a gradient has its 0 on the CPU
 
 
+def takes_several_backwards(accelerator: Accelerator) -> bool:
+    """
+    Whether parts of a loss may have backward passes of their own. DDP and DeepSpeed act on the first one, and so does
+    LOMO, whose optimizer steps within it.
+    """
+    return accelerator.distributed_type == DistributedType.NO and not accelerator.has_lomo_optimizer
+
+
 @contextlib.contextmanager
 def accumulate_only(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
     """Inside, a backward pass adds to the gradients: it neither exchanges them nor steps the optimizer."""

@@ -124,10 +124,6 @@ class CentralizedReward:
         unparsable_reward (`float`, *optional*):
             Reward of a completion that cannot be parsed; `None` for no reward.
 
-    Attributes:
-        num_seen, num_unparsable (`int`): completions that this process has scored, and how many of these could not be
-            parsed.
-
     Raises:
         TypeError: `reward_func` is not callable.
         ValueError: it cannot take one argument for each role, or `unparsable_reward` is not finite.
@@ -150,8 +146,6 @@ class CentralizedReward:
         self.num_roles = num_roles
         self.response_format = response_format
         self.unparsable_reward = unparsable_reward
-        self.num_seen = 0
-        self.num_unparsable = 0
         self._takes = accepted_keywords(reward_func, ("batch_items",), explicit=("turn",))
         if self._takes:  # a parameter of such a name among the first N gets a list of texts
             self._takes -= inspect.signature(reward_func).bind_partial(*[None] * num_roles).arguments.keys()
@@ -176,10 +170,8 @@ class CentralizedReward:
         Raises:
             ValueError: `reward_func` returned something else than one value for each joint response.
         """
-        parsed = [self._parse(completion) for completion in completions]
+        parsed = [self.parse(completion) for completion in completions]
         kept = [index for index, texts in enumerate(parsed) if texts is not None]
-        self.num_seen += len(parsed)
-        self.num_unparsable += len(parsed) - len(kept)
         if not kept:
             return [self.unparsable_reward] * len(parsed)
         offered = {"batch_items": [batch_items[index] for index in kept], "turn": turn}
@@ -191,13 +183,8 @@ class CentralizedReward:
             return self._spread_later(output, kept, len(parsed))
         return self._spread(output, kept, len(parsed))
 
-    def pop_counts(self) -> tuple[int, int]:
-        """`num_seen` and `num_unparsable`, which start again from 0."""
-        counts = self.num_seen, self.num_unparsable
-        self.num_seen = self.num_unparsable = 0
-        return counts
-
-    def _parse(self, completion: str) -> list[str] | None:
+    def parse(self, completion: str) -> list[str] | None:
+        """The text of each role in a completion; `None` if it cannot be parsed."""
         texts = self.response_format.parse(completion, self.num_roles)
         if texts is not None and len(texts) != self.num_roles:
             raise ValueError(

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,16 +261,24 @@ class ActorCriticTrainer(MultiAgentTrainer, ABC):
     ) -> list[torch.Tensor]:
         return [] if self._warming_up(team) else super()._actor_losses(team, index, inputs, layout)
 
-    def _critic_losses(
+    def _loss_parts(
         self, team: MultiAgentModel, inputs: dict[str, Any], layout: dict[str, float]
+    ) -> list[Callable[[], list[torch.Tensor]]]:
+        parts = super()._loss_parts(team, inputs, layout)
+        if not len(team.critics):
+            return parts  # an actor's own values come with its loss, of one forward pass
+        return parts + [
+            functools.partial(self._critic_losses, team, valuation, inputs, layout) for valuation in self._valuations()
+        ]
+
+    def _critic_losses(
+        self, team: MultiAgentModel, valuation: Valuation, inputs: dict[str, Any], layout: dict[str, float]
     ) -> list[torch.Tensor]:
-        losses = []
-        for valuation in self._valuations():
-            own = part_of(inputs, f"{valuation.name}/")
-            critic = "critic" if self.central_critic else valuation.name
-            self._note_taught(team, critic, bool(own["valid"].any()))
-            losses.append(self._value_loss(team, valuation, own, self._values(team, valuation, own), layout))
-        return losses
+        """The loss of one kind of values on a micro-batch, scaled for gradient accumulation."""
+        own = part_of(inputs, f"{valuation.name}/")
+        critic = "critic" if self.central_critic else valuation.name
+        self._note_taught(team, critic, bool(own["valid"].any()))
+        return [self._value_loss(team, valuation, own, self._values(team, valuation, own), layout)]
 
     def _value_loss(
         self,

@@ -275,10 +275,3 @@ class IACTrainer(ActorCriticTrainer):
         self._note_taught(team, f"agent_{index}/value_head", taught)
         self._note_taught(team, f"agent_{index}", taught and not self._warming_up(team))
         return [*losses, self._value_loss(team, valuation, own, values, layout)]
-
-    def _critic_losses(
-        self, team: MultiAgentModel, inputs: dict[str, Any], layout: dict[str, float]
-    ) -> list[torch.Tensor]:
-        if not self.args.use_separate_critic:
-            return []  # they come with those of the actors, of one forward pass
-        return super()._critic_losses(team, inputs, layout)

@@ -177,17 +177,15 @@ class IterativePreferenceTrainer(PreferenceTrainer):
     def _policy_sources(self, iteration: int) -> list[str]:
         return [str(self._policy_directory(iteration) / f"agent_{index}") for index in range(len(self.agents))]
 
-    def _kept_policies(self, iteration: int) -> range:
-        """The policies that this and later iterations compare with, of those that are there."""
-        return range(max(iteration - self.args.comparator_history_k, 0), iteration + 1)
-
     def _keep_policy(self, iteration: int) -> None:
-        """Write the team as an iteration begins, and remove what no later one compares with."""
+        """Write the team as an iteration begins, and remove what neither this nor a later one compares with."""
         if self.args.comparator_policy != "history":
             return
         self._write_models(self._policy_directory(iteration), None)
-        if self.args.should_save:
-            wanted = {self._policy_directory(number) for number in self._kept_policies(iteration)}
+        # After an iteration that trained on nothing, a checkpoint may be of one before it, and needs older policies
+        if self.args.should_save and (self._pairs or iteration == 0):
+            first = max(iteration - self.args.comparator_history_k, 0)
+            wanted = {self._policy_directory(number) for number in range(first, iteration + 1)}
             for directory in self._policy_directory(0).parent.iterdir():
                 if directory not in wanted:
                     shutil.rmtree(directory)
@@ -196,9 +194,7 @@ class IterativePreferenceTrainer(PreferenceTrainer):
     def _write_more(self, staged: Path, attempt: Attempt) -> None:
         super()._write_more(staged, attempt)
         if self.args.comparator_policy == "history" and self.args.should_save:
-            for number in self._kept_policies(self._iteration):
-                source = self._policy_directory(number)
-                attempt(shutil.copytree, source, staged / POLICIES / source.name)
+            attempt(shutil.copytree, self._policy_directory(0).parent, staged / POLICIES)
 
     def _read_more(self, checkpoint: Path) -> None:
         super()._read_more(checkpoint)

@@ -181,7 +181,7 @@ class MAACTrainer(ActorCriticTrainer):
             )
 
     def _critic_losses(
-        self, team: MultiAgentModel, inputs: dict[str, Any], layout: dict[str, float]
+        self, team: MultiAgentModel, valuation: Valuation, inputs: dict[str, Any], layout: dict[str, float]
     ) -> list[torch.Tensor]:
-        losses = super()._critic_losses(team, inputs, layout)
-        return [loss / len(losses) for loss in losses]  # several predictions of one critic count as one
+        losses = super()._critic_losses(team, valuation, inputs, layout)
+        return [loss / len(self._valuations()) for loss in losses]  # several predictions of one critic count as one

@@ -33,6 +33,7 @@ class MADPOIterTrainer(IterativePreferenceTrainer, MADPOTrainer):
         if self._iteration and self._pairs:
             self.get_train_dataloader()
             self.state.max_steps = self._first_step + self._updates * self._epochs_left
+            self._collect_point_of_begin()
 
     @property
     def _updates(self) -> int:

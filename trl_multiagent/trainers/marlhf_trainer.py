@@ -4,6 +4,7 @@
 import contextlib
 import copy
 import functools
+import json
 import logging
 import os
 import random
@@ -14,14 +15,16 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import AutoConfig, TrainerCallback
 
+from .._compat import find_file
 from ..agents.loading import identifier, load_tokenizer, resolve_models
 from ..checkpoints.random_states import own_random_state
 from ..checkpoints.storage import Attempt
 from ..models.joint_reward import JointRewardScorer, load_reward_model, render_joint_response
 from ..placement.backends import single_process
 from ..rewards import JointReward
+from ..rollouts.formatters import of_one_kind
 from ..rollouts.preferences import JOINT_COLUMNS, PreferencePair
 from .iac_trainer import IACTrainer
 from .iterative_trainer import IterativePreferenceTrainer
@@ -115,6 +118,8 @@ class MARLHFTrainer(PreferenceTrainer):
                 "that do not say where they are from."
             )
         resolve_models("reward", self._reward_source, None, 1)
+        if self.args.reward_num_train_epochs == 0:
+            check_has_reward_head(self._reward_source)
 
     def _describe(self) -> dict[str, Any]:
         adapter = None if self._reward_peft_config is None else self._reward_peft_config.to_dict()
@@ -162,7 +167,7 @@ class MARLHFTrainer(PreferenceTrainer):
             return super()._collect_pairs(iteration)
 
     def _reward_model_of_rows(self, *completions, batch_items):
-        prompts = [[formatter.first_prompt(row) for formatter in self.formatters] for row in batch_items]
+        prompts = [of_one_kind([asks.first_prompt(row) for asks in self.formatters]) for row in batch_items]
         return self._scorer.score(prompts, [list(texts) for texts in zip(*completions, strict=True)])
 
     # Learning the reward
@@ -177,8 +182,7 @@ class MARLHFTrainer(PreferenceTrainer):
         else:
             logger.warning("Without new pairs, the reward model of the iteration before is kept.")
         self._score_by(self._learned_reward)
-        if self._preemption is not None and self._preemption.enabled:
-            self._point = self._try_to_collect()
+        self._collect_point_of_begin()
         self._save_phase()
 
     def _save_phase(self) -> None:
@@ -303,6 +307,29 @@ class MARLHFIterTrainer(IterativePreferenceTrainer, MARLHFTrainer):
     def _reward_of_candidates(self) -> JointReward:
         by_model = self.args.preference_scoring_reward == "reward_model" and self._scorer is not None
         return self._learned_reward if by_model else self.reward
+
+
+def check_has_reward_head(source: str) -> None:
+    """
+    Raise a `ValueError` if a hub id or a directory is no reward model that has been trained: loaded as one, it would
+    get a new, random head. Its config is read, not its weights.
+    """
+    adapter = find_file(source, "adapter_config.json") if find_file(source, "config.json") is None else None
+    if adapter is not None:
+        task = json.loads(Path(adapter).read_text(encoding="utf-8")).get("task_type")
+        found, fits = f"an adapter with task_type={task!r}", task == "SEQ_CLS"
+    else:
+        config = AutoConfig.from_pretrained(source)
+        model = ", ".join(config.architectures or ["a model without `architectures` in its config"])
+        fits = model.endswith("ForSequenceClassification") and config.num_labels == 1
+        found = f"{model} with num_labels={config.num_labels}" if model.endswith("Classification") else model
+    if not fits:
+        raise ValueError(
+            f"reward_num_train_epochs=0 uses the reward model {source!r} as it is, but that is {found}, expected a "
+            "sequence classification model with one label, since a new head would give random rewards. Name a "
+            "trained one in `reward_model_name`, such as a `JointRewardTrainer` saves, or set "
+            "`reward_num_train_epochs` above 0 to learn one."
+        )
 
 
 class _EndsWith(TrainerCallback):

@@ -41,6 +41,7 @@ from ..placement.backends import (
     full_parameters,
     share_accelerator,
     start_backend,
+    takes_several_backwards,
 )
 from ..rewards import JointReward, RewardFunc
 from ..rollouts.batch import JointBatch, samples_of_processes, split_batch
@@ -65,7 +66,7 @@ class MultiAgentTrainer(TeamCheckpoints, Trainer):
     turn by turn, give credit, sum the actors' TRL losses and the critics' loss, log.
 
     Subclasses override `_credit` (from returns to advantages) and, with critics, `_resolve_critics`, `_build_critics`
-    and `_critic_losses`.
+    and `_loss_parts`.
 
     Args:
         agent_model (`str` or [`~transformers.PreTrainedModel`], *optional*):
@@ -445,14 +446,30 @@ class MultiAgentTrainer(TeamCheckpoints, Trainer):
     def _step_loss(self, team: MultiAgentModel, inputs: dict[str, Any]) -> torch.Tensor:
         layout = {name: inputs[f"batch/{name}"].item() for name in ("num_splits", "row_scale", "part_scale")}
         layout["has_rows"] = inputs.get("batch/has_rows", True)
-        losses = [
-            loss
+        *first, last = self._loss_parts(team, inputs, layout)
+        losses = [self._learned(functools.reduce(torch.add, part())) for part in first]
+        return functools.reduce(torch.add, [*losses, *last()])
+
+    def _loss_parts(
+        self, team: MultiAgentModel, inputs: dict[str, Any], layout: dict[str, float]
+    ) -> list[Callable[[], list[torch.Tensor]]]:
+        """What computes the losses of each entity that learns on a micro-batch."""
+        return [
+            functools.partial(self._actor_losses, team, index, inputs, layout)
             for index, agent in enumerate(self.agent_trainers)
             if agent.trainable
-            for loss in self._actor_losses(team, index, inputs, layout)
         ]
-        losses += self._critic_losses(team, inputs, layout)
-        return functools.reduce(torch.add, losses)
+
+    def _learned(self, loss: torch.Tensor) -> torch.Tensor:
+        """
+        A loss whose gradients are taken already, where that may be done one by one: then the activations of one entity
+        at a time are in memory. DDP and DeepSpeed need one backward pass for all.
+        """
+        if not (loss.requires_grad and takes_several_backwards(self.accelerator)):
+            return loss
+        with torch.autocast(loss.device.type, enabled=False):  # the forward pass is in it, a backward pass never is
+            self.accelerator.backward(loss)
+        return loss.detach()
 
     def _actor_losses(
         self, team: MultiAgentModel, index: int, inputs: dict[str, Any], layout: dict[str, float]
@@ -461,12 +478,6 @@ class MultiAgentTrainer(TeamCheckpoints, Trainer):
         agent, own = self.agent_trainers[index], part_of(inputs, f"agent_{index}/")
         self._note_taught(team, f"agent_{index}", agent.is_taught_by(own))
         return [agent.loss(team.agents[index], own, **layout)]
-
-    def _critic_losses(
-        self, team: MultiAgentModel, inputs: dict[str, Any], layout: dict[str, float]
-    ) -> list[torch.Tensor]:
-        """The losses of the critics on a micro-batch, scaled for gradient accumulation; none here."""
-        return []
 
     def _note_taught(self, team: MultiAgentModel, name: str, taught: bool) -> None:
         """Say whether a micro-batch teaches an entity, for weight decay."""

@@ -340,6 +340,13 @@ class IterativePreferenceConfig:
             )
         super().__post_init__()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The options for logs and files, where headers, which may hold credentials, have their names alone."""
+        options = super().to_dict()
+        if self.comparator_api_headers:
+            options["comparator_api_headers"] = dict.fromkeys(self.comparator_api_headers, "***")
+        return options
+
     def replay(self) -> PreferenceReplay:
         """The replay that is asked for, checked."""
         return PreferenceReplay(

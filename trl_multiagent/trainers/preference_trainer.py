@@ -5,6 +5,7 @@ import contextlib
 import copy
 import inspect
 import logging
+import math
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,13 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
+from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..agents.loading import resolve_num_agents
+from ..rollouts.batch import JointBatch
 from ..rollouts.centralized import CentralizedFormatter, CentralizedReward, JointResponseFormat
-from ..rollouts.formatters import resolve_formatters
+from ..rollouts.formatters import of_one_kind, resolve_formatters
 from ..rollouts.interaction import Interaction, RolloutSettings, Turn
 from ..rollouts.preferences import (
     Candidate,
@@ -137,6 +140,11 @@ class PreferenceTrainer(MultiAgentTrainer):
         self._iteration = iteration
         self._prepare_iteration()
 
+    def _collect_point_of_begin(self) -> None:
+        """Let SIGTERM before an iteration's first step save the iteration as it begins."""
+        if self._preemption is not None and self._preemption.enabled:
+            self._point = self._try_to_collect()
+
     def _choose(self, iteration: int, pairs: list[PreferencePair]) -> list[PreferencePair]:
         """The pairs that an iteration trains on, of those that were collected."""
         return pairs
@@ -163,7 +171,7 @@ class PreferenceTrainer(MultiAgentTrainer):
         """The pairs of all tasks, in their order, the same on every process."""
         groups: list[Group] = []
         with self._sampling():
-            for tasks, num_wanted in self._task_batches():
+            for tasks, num_wanted in self._shown(self._task_batches()):
                 if self._preemption is not None:
                     self._end_if_preempted()
                 groups += self._answer(tasks, num_wanted)
@@ -171,8 +179,18 @@ class PreferenceTrainer(MultiAgentTrainer):
         pairs = [pair for group in groups for pair in self._pairs_of(iteration, group)]
         pairs = sorted(gather_object(pairs), key=lambda pair: pair.task)
         rewards = gather_object([[candidate.reward for candidate in group.candidates] for group in groups])
+        answers = [candidate for group in groups for candidate in (*group.candidates, *group.others)]
+        self._note_unparsable("preferences/frac_unparsable", [answer.completions[0] for answer in answers])
         self._note_collection(rewards, {pair.task for pair in pairs}, len(pairs))
         return pairs
+
+    def _shown(self, batches: Iterator[tuple[list[int], int]]) -> Iterator[tuple[list[int], int]]:
+        """The batches of tasks, with a progress bar."""
+        hidden = self.args.disable_tqdm or not self.is_local_process_zero()
+        with tqdm(total=len(self.train_dataset), desc="Answering tasks", unit="task", disable=hidden) as bar:
+            for tasks, num_wanted in batches:
+                yield tasks, num_wanted
+                bar.update(num_wanted)
 
     def _task_batches(self) -> Iterator[tuple[list[int], int]]:
         """The tasks that this process answers at once, and how many of those of all processes are wanted."""
@@ -209,7 +227,7 @@ class PreferenceTrainer(MultiAgentTrainer):
             candidate.ids = [ids[sample] for ids in completion_ids]
         groups = []
         for start, task in self._wanted(turn, tasks, width, num_wanted):
-            prompts = [asked[start] for asked in turn.prompts]
+            prompts = of_one_kind([asked[start] for asked in turn.prompts])
             ids = [own[start] for own in prompt_ids]
             groups.append(Group(task, prompts, ids, candidates[start : start + width]))
         return groups
@@ -231,7 +249,12 @@ class PreferenceTrainer(MultiAgentTrainer):
         rewards = self._weighted(turn.rewards).nanmean(dim=0)  # (J,), the mean over the actors
         own = rewards[turn.start : turn.start + len(rows)].tolist()
         said = zip(*turn.completions, strict=True)
-        return turn, [Candidate(list(texts), reward, None, source) for texts, reward in zip(said, own, strict=True)]
+        candidates = [Candidate(list(texts), reward, None, source) for texts, reward in zip(said, own, strict=True)]
+        if self._centralized_rewards and self.args.unparsable_reward is None:
+            for candidate in candidates:  # a learned reward has a number for anything
+                if self._is_unparsable(candidate.completions[0]):
+                    candidate.reward = math.nan
+        return turn, candidates
 
     def _pairs_of(self, iteration: int, group: Group) -> list[PreferencePair]:
         """The pairs of one task's candidates; the same draw whichever process has the task."""
@@ -252,9 +275,6 @@ class PreferenceTrainer(MultiAgentTrainer):
             "frac_tasks_without_pairs": 1 - len(tasks_with_pairs) / len(rewards),
             "reward_mean": torch.tensor(rewards, dtype=torch.float64).nanmean().item(),
         }
-        if self._centralized_rewards:
-            counts = gather_object([self._centralized_rewards[0].pop_counts()])
-            values["frac_unparsable"] = sum(bad for _, bad in counts) / max(sum(seen for seen, _ in counts), 1)
         for name, value in values.items():
             self._metrics.add("train", f"preferences/{name}", value)
         logger.info("Preferences: %s", values)
@@ -263,6 +283,22 @@ class PreferenceTrainer(MultiAgentTrainer):
                 "No preference pair was found: no two answers to a task got different rewards. Raise "
                 "`preference_num_candidates` or `temperature`, or give a reward that tells answers apart."
             )
+
+    # One actor for all roles
+
+    def _is_unparsable(self, completion: str) -> bool:
+        return self._centralized_rewards[0].parse(completion) is None
+
+    def _note_unparsable(self, name: str, completions: Sequence[str]) -> None:
+        """Log how many of all processes' completions cannot be read, if they are to be."""
+        if self._centralized_rewards:
+            unparsable = gather_object([self._is_unparsable(completion) for completion in completions])
+            self._metrics.add("train", name, sum(unparsable) / len(unparsable))
+
+    def _note(self, batch: JointBatch, settings: RolloutSettings) -> None:
+        super()._note(batch, settings)
+        if batch.mode == "train":
+            self._note_unparsable("frac_unparsable", batch.turns[0].completions[0])
 
     # State
 
