@@ -447,13 +447,13 @@ class MultiAgentTrainer(TeamCheckpoints, Trainer):
         layout = {name: inputs[f"batch/{name}"].item() for name in ("num_splits", "row_scale", "part_scale")}
         layout["has_rows"] = inputs.get("batch/has_rows", True)
         *first, last = self._loss_parts(team, inputs, layout)
-        losses = [self._learned(functools.reduce(torch.add, part())) for part in first]
+        losses = [self._learned(functools.reduce(torch.add, found)) for part in first if (found := part())]
         return functools.reduce(torch.add, [*losses, *last()])
 
     def _loss_parts(
         self, team: MultiAgentModel, inputs: dict[str, Any], layout: dict[str, float]
     ) -> list[Callable[[], list[torch.Tensor]]]:
-        """What computes the losses of each entity that learns on a micro-batch."""
+        """What computes the losses of each entity that learns on a micro-batch, or none where it is not taught yet."""
         return [
             functools.partial(self._actor_losses, team, index, inputs, layout)
             for index, agent in enumerate(self.agent_trainers)
