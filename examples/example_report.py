@@ -97,7 +97,7 @@ def print_result(
         title (`str`, *optional*, defaults to `"Samples"`):
             The line above the completions.
         more (`Mapping[str, str]`, *optional*):
-            What else was measured: lines above text, after the table.
+            What else was measured, by its title; shown below the table.
     """
     print(f"\n{_rule('Reward on held-out prompts')}")
     names = [textwrap.shorten(row.name, 40, placeholder="...") for row in rewards]

@@ -86,6 +86,16 @@ def lm(seed: int = 0, vocab: int = 32, hidden: int = 16, tie: bool = False, **kw
     return Qwen2ForCausalLM(config)
 
 
+def even_lm(seed: int, vocab: int) -> Qwen2ForCausalLM:
+    """A model that says all tokens about equally often, so that there is little to unlearn."""
+    model = lm(seed, vocab)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(0.2)
+    return model
+
+
 def llama(seed: int = 0, vocab: int = 32, hidden: int = 24, **kwargs) -> LlamaForCausalLM:
     set_seed(seed)
     return LlamaForCausalLM(_llama_config(vocab, hidden, **kwargs))

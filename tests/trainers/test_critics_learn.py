@@ -5,9 +5,8 @@ import random
 import statistics
 
 import pytest
-import torch
 from datasets import Dataset
-from tiny import lm, logged, team_args, tok
+from tiny import even_lm, logged, team_args, tok
 
 from trl_multiagent import IACConfig, IACTrainer, MAACConfig, MAACTrainer
 
@@ -39,16 +38,6 @@ def of_prompt_and_own_response(first, second, batch_items):
 def of_prompt_and_second_response(first, second, batch_items):
     """The same for a team, in which only the second actor's word counts."""
     return of_prompt_and_own_response(first, second, batch_items)[1]
-
-
-def small(seed: int):
-    """A model whose states differ little at the start, so that there is little to unlearn."""
-    model = lm(seed, vocab=3 + WORDS)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(0.2)
-    return model
 
 
 SHARED = {
@@ -88,9 +77,9 @@ def test_a_critic_comes_to_explain_the_rewards(case, tmp_path):
         "influence_steps": 0,
         **options,
     }
-    critics = {"critic_model": small(5)} if options.get("use_separate_critic", True) else {}
+    critics = {"critic_model": even_lm(5, 3 + WORDS)} if options.get("use_separate_critic", True) else {}
     trainer = trainer_class(
-        agents=[small(0), small(1)],
+        agents=[even_lm(0, 3 + WORDS), even_lm(1, 3 + WORDS)],
         tokenizer=tok(3 + WORDS),
         reward_func=reward_func,
         train_dataset=prompts(),

@@ -4,9 +4,8 @@
 import random
 
 import pytest
-import torch
 from datasets import Dataset
-from tiny import lm, preference_args, tok
+from tiny import even_lm, preference_args, tok
 
 from trl_multiagent import (
     MADPOConfig,
@@ -58,20 +57,10 @@ def prompts(seed: int, rows: int = 32) -> Dataset:
     return Dataset.from_dict({"prompt": [" ".join(draw.choices(words, k=4)) for _ in range(rows)]})
 
 
-def small(seed: int):
-    """A model that says all words about equally often."""
-    model = lm(seed, vocab=3 + WORDS)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(0.2)
-    return model
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> str:
     directory = tmp_path_factory.mktemp("reward source")
-    small(5).save_pretrained(directory)
+    even_lm(5, 3 + WORDS).save_pretrained(directory)
     tok(3 + WORDS).save_pretrained(directory)
     return str(directory)
 
@@ -99,7 +88,7 @@ def test_the_reward_of_held_out_prompts_rises(case, source, tmp_path):
             options |= {"critic_model_name": source}
     reward = Share()
     trainer = TRAINERS[config_class](
-        agents=[small(0), small(1)],
+        agents=[even_lm(0, 3 + WORDS), even_lm(1, 3 + WORDS)],
         tokenizer=tok(3 + WORDS),
         reward_func=reward,
         train_dataset=prompts(0),
